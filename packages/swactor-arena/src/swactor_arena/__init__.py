@@ -1,0 +1,1 @@
+"""swactor plug-in: shared-memory arena and native ring."""

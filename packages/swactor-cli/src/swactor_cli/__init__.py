@@ -1,0 +1,1 @@
+"""Command line of swactor: run, node, plan, plugins, doctor."""

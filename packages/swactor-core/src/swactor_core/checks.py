@@ -1,0 +1,32 @@
+"""Doctor checks: what `swactor-cli doctor` asks of the machine and of each plug-in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class CheckStatus(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """`detail` is what was found, `remedy` what to do, one line each."""
+
+    status: CheckStatus
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorCheck:
+    """`run` must be bounded by a few seconds and must not raise for a missing tool."""
+
+    id: str
+    summary: str
+    run: Callable[[], CheckResult]

@@ -1,0 +1,198 @@
+"""The error taxonomy (spec section 37) and the one recorded failure of a run (spec section 36).
+
+Knows only reasons. `Fault` says which component saw what, so that an operator never has to scrape logs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from swactor_core.ids import EdgeId, NodeId, RingId, StageIndex
+
+
+class RingFaultReason(StrEnum):
+    UNSUPPORTED_RING_VERSION = "UnsupportedRingVersion"
+    RING_LAYOUT_INVALID = "RingLayoutInvalid"
+    RING_STATE_INVALID = "RingStateInvalid"
+    DEVICE_OUT_OF_MEMORY = "DeviceOutOfMemory"
+    DEVICE_COPY_FAILED = "DeviceCopyFailed"
+    SEQUENCE_VIOLATION = "SequenceViolation"
+    HEADER_MALFORMED = "HeaderMalformed"
+    WORKER_PROCESS_EXITED = "WorkerProcessExited"
+    WORKER_SHUTTING_DOWN = "WorkerShuttingDown"
+    WORKER_INTERNAL = "WorkerInternal"
+
+
+class ObjectFailure(StrEnum):
+    HEADER_MALFORMED = "HeaderMalformed"
+    UNSUPPORTED_OBJECT_VERSION = "UnsupportedObjectVersion"
+    EXTENT_EXCEEDS_MAX = "ExtentExceedsMax"
+    EXTENT_ALIGNMENT_INVALID = "ExtentAlignmentInvalid"
+    SEQUENCE_VIOLATION = "SequenceViolation"
+    DEVICE_ALLOCATION_FAILED = "DeviceAllocationFailed"
+    DEVICE_COPY_FAILED = "DeviceCopyFailed"
+    EOF_MID_OBJECT = "EofMidObject"
+
+
+class StepFailure(StrEnum):
+    ROLE_UNAVAILABLE = "RoleUnavailable"
+    INVALID_INPUT_HANDLE = "InvalidInputHandle"
+    INVALID_OUTPUT_RING = "InvalidOutputRing"
+    TINYGRAD_ERROR = "TinygradError"
+    DEVICE_OUT_OF_MEMORY = "DeviceOutOfMemory"
+    OUTPUT_EXTENT_INVALID = "OutputExtentInvalid"
+    OUTPUT_COPY_FAILED = "OutputCopyFailed"
+    WORKER_PROCESS_EXITED = "WorkerProcessExited"
+    WORKER_SHUTTING_DOWN = "WorkerShuttingDown"
+
+
+class WorkerFatalReason(StrEnum):
+    ARENA_MAP_FAILED = "ArenaMapFailed"
+    RING_HELPER_ABI_MISMATCH = "RingHelperAbiMismatch"
+    BACKEND_INIT_FAILED = "BackendInitFailed"
+    MALFORMED_CONTROL_MESSAGE = "MalformedControlMessage"
+    UNHANDLED_EXCEPTION = "UnhandledException"
+
+
+class RoleFailure(StrEnum):
+    """Why ConfigureRole failed; the spec leaves the members open (section 30)."""
+
+    CONFIG_INVALID = "ConfigInvalid"
+    UNSUPPORTED_ARCHITECTURE = "UnsupportedArchitecture"
+    UNSUPPORTED_TENSOR_TYPE = "UnsupportedTensorType"
+    WEIGHTS_UNREADABLE = "WeightsUnreadable"
+    DEVICE_OUT_OF_MEMORY = "DeviceOutOfMemory"
+    BACKEND_ERROR = "BackendError"
+
+
+class ReleaseFailure(StrEnum):
+    UNKNOWN_HANDLE = "UnknownHandle"
+    STALE_GENERATION = "StaleGeneration"
+
+
+class UninstallReason(StrEnum):
+    EDGE_STOPPED = "EdgeStopped"
+    RING_FAULTED = "RingFaulted"
+    WORKER_SHUTDOWN = "WorkerShutdown"
+
+
+class WorkerStoppedReason(StrEnum):
+    GRACEFUL = "Graceful"
+    ABORT_IN_FLIGHT = "AbortInFlight"
+    FATAL = "Fatal"
+
+
+class StreamFaultReason(StrEnum):
+    """Why an edge's stream or pump failed (spec sections 24 and 25 leave the members open)."""
+
+    PEER_UNREACHABLE = "PeerUnreachable"
+    STREAM_BROKEN = "StreamBroken"
+    WRONG_PEER = "WrongPeer"
+    DUPLICATE_STREAM = "DuplicateStream"
+    RING_FAULT = "RingFault"
+    PUMP_FAILED = "PumpFailed"
+
+
+class LeaseRejection(StrEnum):
+    EXCEEDS_CEILING = "ExceedsCeiling"
+    INVALID_SPEC = "InvalidSpec"
+    SHUTTING_DOWN = "ShuttingDown"
+
+
+class FaultReason(StrEnum):
+    """Run-level fault sources (spec section 36), as they stand in `run_faulted`."""
+
+    NODE_UNAVAILABLE = "NodeUnavailable"
+    MEMBERSHIP_LOST = "MembershipLost"
+    POOL_TIMEOUT = "PoolTimeout"
+    PROVISIONING_REJECTED = "ProvisioningRejected"
+    PLAN_INVALID = "PlanInvalid"
+    ARENA_BOOT_FAILED = "ArenaBootFailed"
+    RING_REQUEST_TOO_LARGE = "RingRequestTooLarge"
+    ARENA_PRESSURE_TIMEOUT = "ArenaPressureTimeout"
+    WEIGHT_LOAD_FAILED = "WeightLoadFailed"
+    EDGE_ESTABLISHMENT_FAILED = "EdgeEstablishmentFailed"
+    MALFORMED_OBJECT_HEADER = "MalformedObjectHeader"
+    EOF_MID_OBJECT = "EofMidObject"
+    STREAM_FAULT = "StreamFault"
+    PUMP_FAILURE = "PumpFailure"
+    RING_FAULT = "RingFault"
+    WORKER_FATAL = "WorkerFatal"
+    WORKER_CRASHED = "WorkerCrashed"
+    DEVICE_OUT_OF_MEMORY = "DeviceOutOfMemory"
+    DEVICE_COPY_FAILED = "DeviceCopyFailed"
+    SEQUENCE_VIOLATION = "SequenceViolation"
+    STEP_FAILED = "StepFailed"
+    READINESS_TIMEOUT = "ReadinessTimeout"
+    EXECUTION_TIMEOUT = "ExecutionTimeout"
+    TEARDOWN_TIMEOUT = "TeardownTimeout"
+    INTERNAL = "Internal"
+
+
+class Component(StrEnum):
+    """The component that detected a fault; the names of the spec's inventory (section 41)."""
+
+    NODE = "Node"
+    POOL = "Pool"
+    PLANNER = "Planner"
+    RUN = "Run"
+    STAGE_CONTROLLER = "StageController"
+    ARENA_MANAGER = "ArenaManager"
+    EDGE_ESTABLISHER = "EdgeEstablisher"
+    TX_EDGE = "TxEdge"
+    RX_EDGE = "RxEdge"
+    DRIVER = "Driver"
+    GPU_WORKER_CTL = "GpuWorkerCtl"
+    WORKER = "Worker"
+    TOKEN_ENDPOINT = "TokenEndpoint"
+    MEMBERSHIP = "Membership"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One failure as its detector saw it. `cause` is the finer enum's value, `detail` one line for people."""
+
+    reason: FaultReason
+    component: Component
+    detail: str = ""
+    cause: str = ""
+    node_id: NodeId | None = None
+    stage_index: StageIndex | None = None
+    edge_id: EdgeId | None = None
+    ring_id: RingId | None = None
+
+    def line(self) -> str:
+        """The one typed line an operator reads."""
+        where = "" if self.stage_index is None else f" at stage {self.stage_index}"
+        cause = f" ({self.cause})" if self.cause else ""
+        detail = f": {self.detail}" if self.detail else ""
+        return f"{self.reason}{cause} seen by {self.component}{where}{detail}"
+
+
+OBJECT_FAULTS: dict[ObjectFailure, FaultReason] = {
+    ObjectFailure.HEADER_MALFORMED: FaultReason.MALFORMED_OBJECT_HEADER,
+    ObjectFailure.UNSUPPORTED_OBJECT_VERSION: FaultReason.MALFORMED_OBJECT_HEADER,
+    ObjectFailure.EXTENT_EXCEEDS_MAX: FaultReason.MALFORMED_OBJECT_HEADER,
+    ObjectFailure.EXTENT_ALIGNMENT_INVALID: FaultReason.MALFORMED_OBJECT_HEADER,
+    ObjectFailure.SEQUENCE_VIOLATION: FaultReason.SEQUENCE_VIOLATION,
+    ObjectFailure.DEVICE_ALLOCATION_FAILED: FaultReason.DEVICE_OUT_OF_MEMORY,
+    ObjectFailure.DEVICE_COPY_FAILED: FaultReason.DEVICE_COPY_FAILED,
+    ObjectFailure.EOF_MID_OBJECT: FaultReason.EOF_MID_OBJECT,
+}
+
+RING_FAULTS: dict[RingFaultReason, FaultReason] = {
+    RingFaultReason.DEVICE_OUT_OF_MEMORY: FaultReason.DEVICE_OUT_OF_MEMORY,
+    RingFaultReason.DEVICE_COPY_FAILED: FaultReason.DEVICE_COPY_FAILED,
+    RingFaultReason.SEQUENCE_VIOLATION: FaultReason.SEQUENCE_VIOLATION,
+    RingFaultReason.HEADER_MALFORMED: FaultReason.MALFORMED_OBJECT_HEADER,
+    RingFaultReason.WORKER_PROCESS_EXITED: FaultReason.WORKER_CRASHED,
+}
+
+STREAM_FAULTS: dict[StreamFaultReason, FaultReason] = {
+    StreamFaultReason.PEER_UNREACHABLE: FaultReason.EDGE_ESTABLISHMENT_FAILED,
+    StreamFaultReason.WRONG_PEER: FaultReason.EDGE_ESTABLISHMENT_FAILED,
+    StreamFaultReason.DUPLICATE_STREAM: FaultReason.EDGE_ESTABLISHMENT_FAILED,
+    StreamFaultReason.PUMP_FAILED: FaultReason.PUMP_FAILURE,
+    StreamFaultReason.RING_FAULT: FaultReason.RING_FAULT,
+}

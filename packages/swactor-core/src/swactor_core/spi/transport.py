@@ -1,0 +1,124 @@
+"""Transport interface (spec sections 23 and 24): edges, control channels, and peers by key.
+
+Provider factory of kind `transport`: `factory() -> TransportPlugin`.
+
+What nobody reads, nobody can send: a sender can have at most `granted - sent` payload bytes accepted beyond
+what the reader has taken, so a stalled reader stops its sender and no other edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from swactor_core.ids import EdgeId, NodeId
+
+MAX_CONTROL_FRAME = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Whom a transport may talk to: identity, its pinned public key, and where it listens."""
+
+    node_id: NodeId
+    public_key: bytes
+    host: str
+    port: int
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TransportContext:
+    """`seed` is the node's 32-byte secret. `authorise(public_key)` says whether an unknown dialler may
+    complete its handshake; `on_peer_lost(node_id, why)` hears when an authenticated connection ends
+    without either side having closed it."""
+
+    seed: bytes
+    node_id: NodeId
+    epoch: int
+    bind_host: str
+    bind_port: int
+    authorise: Callable[[bytes], bool]
+    on_peer_lost: Callable[[NodeId, str], None]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+class SendEdge(Protocol):
+    async def write(self, view: memoryview) -> int:
+        """Takes 1..len(view) bytes and returns how many; waits while the peer has no room. The bytes are
+        copied before return. At most `send_bound` accepted bytes per edge are not yet acknowledged.
+        Raises EdgeBroken (peer stopped it, or the connection is gone) or EdgeClosed. A cancelled call
+        has taken nothing."""
+
+    async def finish(self) -> None:
+        """Ends the stream after all accepted bytes. Idempotent."""
+
+    async def abort(self) -> None:
+        """Resets the stream at once; the peer's reader sees EdgeBroken. Idempotent."""
+
+
+class RecvEdge(Protocol):
+    def grant(self, total: int) -> None:
+        """The reader can hold payload bytes up to the absolute count `total` (bytes consumed plus ring
+        capacity). Never lowered. The sender learns it promptly, also on an idle connection."""
+
+    async def read_into(self, view: memoryview) -> int:
+        """Waits for bytes, copies at most len(view) of them, returns how many; 0 is end of stream.
+        Grants nothing by itself. Raises EdgeBroken or EdgeClosed. A cancelled call has lost nothing."""
+
+    async def stop(self) -> None:
+        """Tells the sender to stop and discards what is buffered. Idempotent."""
+
+
+class ControlChannel(Protocol):
+    """An ordered, reliable channel of whole frames to one authenticated peer."""
+
+    @property
+    def peer(self) -> NodeId: ...
+    @property
+    def peer_key(self) -> bytes: ...
+    async def send(self, frame: bytes) -> None:
+        """Sends one frame of 1..MAX_CONTROL_FRAME bytes; waits while the peer does not read. Raises
+        EdgeBroken, EdgeClosed, or ValueError for a frame out of bounds."""
+
+    async def receive(self) -> bytes | None:
+        """The next frame; None when the peer closed in order. Raises EdgeBroken."""
+
+    async def close(self) -> None: ...
+
+
+class Transport(Protocol):
+    """One endpoint on one UDP port for both roles. Used from one event loop."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def public_key(self) -> bytes: ...
+    async def start(self) -> None:
+        """Binds. Raises ResourceError naming address and reason."""
+
+    def set_peer(self, peer: Peer) -> None:
+        """Adds or replaces a peer; a newer epoch ends connections to its former life at once."""
+
+    def remove_peer(self, node_id: NodeId) -> None: ...
+    async def open_edge(self, peer: NodeId, edge_id: EdgeId, *, deadline: float) -> SendEdge:
+        """One persistent uni-stream whose preamble is `edge_id`, on the cached connection to `peer`.
+        Returns when the stream is open; `deadline` in seconds. Raises TransportError naming the peer."""
+
+    async def accept_edge(self) -> tuple[NodeId, EdgeId, RecvEdge]:
+        """The next stream that arrived with a whole preamble, with its authenticated sender."""
+
+    async def open_control(self, peer: NodeId, *, deadline: float) -> ControlChannel: ...
+    async def accept_control(self) -> ControlChannel: ...
+    async def close(self) -> None:
+        """Ends every edge, channel and connection and frees the port. Idempotent, bounded by 2 s."""
+
+
+class TransportPlugin(Protocol):
+    def public_key(self, seed: bytes) -> bytes:
+        """The public key of a 32-byte seed."""
+
+    def create(self, context: TransportContext) -> Transport: ...

@@ -1,0 +1,117 @@
+"""Worker interface (spec sections 28 to 33): the device bridge and the stage role inside a worker process.
+
+Provider factory of kind `worker`: `factory(settings: Mapping[str, object]) -> WorkerBackend`, called in the
+worker process on the one device thread; every method here is called from that thread only. The harness
+(`swactor_core.worker`) owns NDJSON, rings, sequence checks and handles; a plug-in adds a device and a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from swactor_core.errors import SwactorError
+from swactor_core.faults import RoleFailure, StepFailure
+from swactor_core.plan import SamplingPolicy, TokenOutputPolicy
+from swactor_core.specs import ObjectSpec
+from swactor_core.spi.loader import StageManifest
+
+
+class RoleError(SwactorError):
+    """ConfigureRole cannot succeed; `reason` travels in RoleFailed, message and hint to the operator."""
+
+    def __init__(self, reason: RoleFailure, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason
+
+
+class StepError(SwactorError):
+    """A step failed; `reason` travels in StepFailed."""
+
+    def __init__(self, reason: StepFailure, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class StageConfig:
+    """What ConfigureRole's `config` holds. `max_context` is the rows of the KV cache (prompt plus
+    max_tokens, capped by the model's context); activations travel as `activation_spec` says."""
+
+    manifest: StageManifest
+    max_context: int
+    prefill_chunk: int
+    input_spec: ObjectSpec
+    output_spec: ObjectSpec
+    sampling: SamplingPolicy
+    token_output_policy: TokenOutputPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """`phase` is `weights` (bytes bound), `compile` (kernels warmed up) or `ready`."""
+
+    phase: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """One loaded object: its device allocation (as `alloc_device` returned it), extent in bytes, sequence,
+    and the position of its first row in the context (0 for prefill)."""
+
+    allocation: Any
+    extent: int
+    sequence: int
+    position: int
+
+
+class DeviceBridge(Protocol):
+    """Section 33. Offsets and lengths in bytes. A copy that returns a complete event was synchronous."""
+
+    def alloc_device(self, spec: ObjectSpec, extent: int) -> Any:
+        """Raises MemoryError when the device is out of memory."""
+
+    def free_device(self, allocation: Any) -> None: ...
+    def host_to_device(self, source: memoryview, allocation: Any, device_offset: int) -> Any:
+        """Starts copying all of `source`; returns a CopyEvent. Raises OSError when the copy fails."""
+
+    def device_to_host(self, allocation: Any, device_offset: int, target: memoryview) -> Any:
+        """Starts filling all of `target`; returns a CopyEvent. Raises OSError when the copy fails."""
+
+    def copy_event_complete(self, event: Any) -> bool: ...
+
+
+class StageRole(Protocol):
+    """One configured stage: weights bound, KV cache allocated, kernels warm."""
+
+    def execute(self, step: StepInput, should_abort: Callable[[], bool]) -> tuple[Any, int]:
+        """Runs one step over the input's rows and returns (allocation, extent) of the output object.
+
+        Prefill (position 0) resets the KV cache. The allocation stays valid until the next `execute` or
+        `close`, and the harness does not free it. `should_abort` is polled between chunks. Raises StepError.
+        """
+
+    def close(self) -> None:
+        """Frees weights and cache. Idempotent."""
+
+
+class WorkerBackend(Protocol):
+    @property
+    def bridge(self) -> DeviceBridge: ...
+    def facts(self) -> dict[str, Any]:
+        """Small JSON facts for WorkerReady: device, versions, free memory where known."""
+
+    def configure(
+        self,
+        config: StageConfig,
+        *,
+        progress: Callable[[LoadProgress], None],
+        should_abort: Callable[[], bool],
+    ) -> StageRole:
+        """Binds the stage's weights and warms its kernels. Every tensor type and metadata key is checked
+        before the first weight is touched. Raises RoleError."""
+
+    def close(self) -> None: ...

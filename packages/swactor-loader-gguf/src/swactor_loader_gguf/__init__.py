@@ -1,0 +1,1 @@
+"""swactor plug-in: GGUF index, byte ranges, tokenizer and chat template."""

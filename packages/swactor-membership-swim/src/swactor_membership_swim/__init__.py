@@ -1,0 +1,1 @@
+"""swactor plug-in: SWIM membership with sealed datagrams."""

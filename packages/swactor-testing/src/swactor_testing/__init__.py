@@ -1,0 +1,1 @@
+"""Mock plug-ins, contract kit and simulator for swactor."""

@@ -1,0 +1,1 @@
+"""swactor plug-in: QUIC edges and control on aioquic."""

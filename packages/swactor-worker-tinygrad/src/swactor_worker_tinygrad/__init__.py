@@ -1,0 +1,1 @@
+"""swactor plug-in: device bridge and stage role code on tinygrad."""
