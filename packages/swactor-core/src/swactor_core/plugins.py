@@ -58,7 +58,9 @@ class Plugins:
         self.records: list[PluginRecord] = []
         self._owners: dict[tuple[Kind, str], list[PluginRecord]] = {}
 
-    def register(self, plugin: object, *, name: str, distribution: str = "(given)", version: str = "") -> PluginRecord:
+    def register(
+        self, plugin: object, *, name: str, distribution: str = "(given)", version: str = ""
+    ) -> PluginRecord:
         """Registers one plug-in object and collects its providers; never raises for a plug-in's fault."""
         module = getattr(plugin, "__name__", type(plugin).__name__)
         record = PluginRecord(name, distribution, version, module, PluginState.LOADED)
@@ -81,7 +83,11 @@ class Plugins:
 
     def _refuse_unknown_hooks(self, plugin: object) -> None:
         known = {name for specs in ALL_SPECS for name in vars(specs) if name.startswith("swactor_")}
-        unknown = sorted(n for n in dir(plugin) if n.startswith("swactor_") and callable(getattr(plugin, n)) and n not in known)
+        unknown = sorted(
+            n
+            for n in dir(plugin)
+            if n.startswith("swactor_") and callable(getattr(plugin, n)) and n not in known
+        )
         if unknown:
             raise PluginError(f"unknown hook {unknown[0]!r}", hint=f"known hooks: {', '.join(sorted(known))}")
 
@@ -91,7 +97,9 @@ class Plugins:
             if not isinstance(provider, Provider) or provider.kind is not kind:
                 raise PluginError(f"{provider!r} is not a provider of kind {kind}")
             if provider.api_level != API_LEVEL:
-                raise _Incompatible(f"written for API level {provider.api_level}, this swactor has {API_LEVEL}")
+                raise _Incompatible(
+                    f"written for API level {provider.api_level}, this swactor has {API_LEVEL}"
+                )
             result.append(provider)
         return result
 
@@ -105,7 +113,9 @@ class Plugins:
         owners = self._owners.get((kind, name), [])
         if len(owners) > 1:
             names = " and ".join(f"{o.distribution} {o.version}".strip() for o in owners)
-            raise PluginError(f"two plug-ins provide {kind} {name!r}: {names}", hint="uninstall or block one of them")
+            raise PluginError(
+                f"two plug-ins provide {kind} {name!r}: {names}", hint="uninstall or block one of them"
+            )
         if not owners:
             broken = [r for r in self.records if r.state is not PluginState.LOADED]
             why = "; ".join(f"{r.distribution} {r.state}: {r.reason}" for r in broken)

@@ -36,7 +36,14 @@ class ObjectHeader:
 
     def encode(self) -> bytes:
         return _OBJECT_HEADER.pack(
-            OBJECT_MAGIC, OBJECT_VERSION, OBJECT_HEADER_BYTES, self.object_id, self.sequence, self.extent, self.flags, 0
+            OBJECT_MAGIC,
+            OBJECT_VERSION,
+            OBJECT_HEADER_BYTES,
+            self.object_id,
+            self.sequence,
+            self.extent,
+            self.flags,
+            0,
         )
 
 
@@ -53,11 +60,17 @@ def decode_object_header(data: bytes | memoryview) -> ObjectHeader:
     """Decodes exactly 40 bytes. Raises HeaderRejected for magic, version, header length or reserved bits."""
     magic, version, header_len, object_id, sequence, extent, flags, reserved = _OBJECT_HEADER.unpack(data)
     if magic != OBJECT_MAGIC:
-        raise HeaderRejected(ObjectFailure.HEADER_MALFORMED, f"magic {magic:#010x}, expected {OBJECT_MAGIC:#010x}")
+        raise HeaderRejected(
+            ObjectFailure.HEADER_MALFORMED, f"magic {magic:#010x}, expected {OBJECT_MAGIC:#010x}"
+        )
     if version != OBJECT_VERSION:
-        raise HeaderRejected(ObjectFailure.UNSUPPORTED_OBJECT_VERSION, f"version {version}, expected {OBJECT_VERSION}")
+        raise HeaderRejected(
+            ObjectFailure.UNSUPPORTED_OBJECT_VERSION, f"version {version}, expected {OBJECT_VERSION}"
+        )
     if header_len != OBJECT_HEADER_BYTES or reserved != 0:
-        raise HeaderRejected(ObjectFailure.HEADER_MALFORMED, f"header length {header_len}, reserved {reserved}")
+        raise HeaderRejected(
+            ObjectFailure.HEADER_MALFORMED, f"header length {header_len}, reserved {reserved}"
+        )
     return ObjectHeader(ObjectId(object_id), Sequence(sequence), extent, flags)
 
 

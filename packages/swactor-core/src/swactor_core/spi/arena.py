@@ -40,25 +40,34 @@ class Ring(Protocol):
     @property
     def commit(self) -> int:
         """First byte after the committed readable prefix (monotonic logical position)."""
+
     @property
     def consume(self) -> int:
         """First byte not yet released by the consumer (monotonic logical position)."""
+
     def readable_span(self) -> memoryview:
         """The contiguous committed bytes from `consume` on; empty when there are none. Consumer only."""
+
     def advance_consume(self, count: int) -> bool:
         """Releases `count` bytes; True when a RingWritable hint must be sent."""
+
     def writable_span(self) -> memoryview:
         """The contiguous free bytes from the write position on; empty when full. Producer only."""
+
     def advance_commit(self, count: int) -> bool:
         """Publishes `count` written bytes; True when a RingReadable hint must be sent."""
+
     def acknowledge_readable(self) -> None:
         """Clears the pending bit of RingReadable; call on receipt, before loading cursors. Consumer only."""
+
     def acknowledge_writable(self) -> None:
         """Clears the pending bit of RingWritable; call on receipt, before loading cursors. Producer only."""
+
     @property
     def state(self) -> RingState: ...
     def set_state(self, state: RingState) -> None:
         """CLOSED by the producer: what is committed is all there will be. FAULTED by either end."""
+
     def close(self) -> None:
         """Drops this end's views. Idempotent; outstanding memoryviews of this ring become invalid."""
 
@@ -70,6 +79,7 @@ class ArenaView(Protocol):
     def ceiling(self) -> int: ...
     def open_ring(self, layout: RingLayout) -> Ring:
         """Opens an initialised ring. Raises RingError when magic, version, id or capacity differ."""
+
     def close(self) -> None: ...
 
 
@@ -79,9 +89,11 @@ class Arena(ArenaView, Protocol):
     @property
     def fd(self) -> int:
         """Descriptor that a child inherits; -1 where the arena cannot leave the process."""
+
     def create_ring(self, layout: RingLayout) -> Ring:
         """Writes a fresh header (cursors 0, state OPEN) and opens it. Raises ResourceError when the
         pages cannot be had; never SIGBUS later."""
+
     def discard(self, offset: int, length: int) -> None:
         """Gives the pages of a released range back to the system; their content becomes undefined."""
 
@@ -90,7 +102,9 @@ class ArenaPlugin(Protocol):
     @property
     def abi(self) -> int:
         """Number of the ring helper's layout and protocol; equal in node and worker or the worker refuses."""
+
     def create(self, ceiling: int) -> Arena:
         """A new sparse arena of `ceiling` bytes. Raises ResourceError."""
+
     def attach(self, fd: int, ceiling: int) -> ArenaView:
         """Maps an inherited arena once. Raises ResourceError."""

@@ -104,6 +104,10 @@ class Transport(Protocol):
         """Adds or replaces a peer; a newer epoch ends connections to its former life at once."""
 
     def remove_peer(self, node_id: NodeId) -> None: ...
+    async def connect(self, peer: NodeId, *, deadline: float) -> None:
+        """Ensures the cached edge connection to `peer` is up and authenticated, within `deadline` seconds.
+        Raises TransportError naming the peer."""
+
     async def open_edge(self, peer: NodeId, edge_id: EdgeId, *, deadline: float) -> SendEdge:
         """One persistent uni-stream whose preamble is `edge_id`, on the cached connection to `peer`.
         Returns when the stream is open; `deadline` in seconds. Raises TransportError naming the peer."""

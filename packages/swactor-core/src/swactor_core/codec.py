@@ -1,0 +1,55 @@
+"""Messages to JSON objects and back: one object a line (worker) or a frame (control).
+
+The border where untrusted JSON becomes typed data: unknown types, unknown shapes and wrong values raise
+CodecError and nothing else. Payload bytes never pass here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+
+MAX_LINE = 4 * 1024 * 1024
+
+
+class CodecError(ValueError):
+    """Not a message of this border; the text says why."""
+
+
+class MessageCodec:
+    """Encodes and decodes exactly the given dataclasses, told apart by a `type` member with their name."""
+
+    def __init__(self, types: Iterable[type[Any]]) -> None:
+        self._adapters = {t.__name__: TypeAdapter(with_config(ConfigDict(extra="forbid"))(t)) for t in types}
+
+    def encode(self, message: object) -> bytes:
+        """One JSON object without a line break. Raises CodecError for a type of another border."""
+        name = type(message).__name__
+        adapter = self._adapters.get(name)
+        if adapter is None:
+            raise CodecError(f"{name} does not cross this border")
+        body = adapter.dump_json(message)
+        head = b'{"type":"' + name.encode() + b'"'
+        return head + (b"}" if body == b"{}" else b"," + body[1:])
+
+    def decode(self, data: bytes) -> Any:
+        """The message of one JSON object. Raises CodecError."""
+        if len(data) > MAX_LINE:
+            raise CodecError(f"message of {len(data)} bytes, at most {MAX_LINE}")
+        try:
+            fields = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise CodecError(f"not JSON: {error}") from None
+        name = fields.pop("type", None) if isinstance(fields, dict) else None
+        adapter = self._adapters.get(name) if isinstance(name, str) else None
+        if adapter is None:
+            raise CodecError(f"unknown message type {name!r}")
+        try:
+            return adapter.validate_python(fields)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(p) for p in first["loc"])
+            raise CodecError(f"{name}.{where}: {first['msg']}") from None

@@ -1,0 +1,149 @@
+"""The one shape of every machine: a transition table, `step(event, now) -> actions`, and nothing else.
+
+A machine is pure: `now` is monotonic seconds from the driver, effects are actions it returns. The driver
+performs all actions of a step before the next step. A step that raises has changed nothing:
+`InvalidTransition` is raised before a handler runs, and handlers decide before they assign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar, Generic, TypeVar
+
+from swactor_core.errors import SwactorError
+from swactor_core.events import EventName
+from swactor_core.messages import Address, TimerFired
+
+StateT = TypeVar("StateT", bound=StrEnum)
+
+
+class Action:
+    """What a step asks its driver to do. Closed set: Send, SetTimer, CancelTimer, Emit, and Effect's subclasses."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Send(Action):
+    to: Address
+    message: object
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer(Action):
+    """Replaces a timer of the same name; `at` in the driver's monotonic seconds."""
+
+    name: str
+    generation: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTimer(Action):
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Emit(Action):
+    """A lifecycle event with the identities the machine knows; the bus adds node, time and number."""
+
+    name: EventName
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+class Effect(Action):
+    """Base of what an owner's adapter performs (map memory, spawn a process, open an edge)."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One transition: in `source`, on an event of this type, `handler` runs and the machine goes to one of
+    `targets`. No handler: the event is expected here and changes nothing (or only the state)."""
+
+    source: StrEnum
+    event: type[Any]
+    handler: str | None
+    targets: tuple[StrEnum, ...]
+
+
+class InvalidTransition(SwactorError):
+    """A wrong local call: this event cannot happen in this state. Nothing was changed."""
+
+    def __init__(self, machine: str, state: StrEnum, event: object) -> None:
+        super().__init__(f"{machine} in state {state} cannot take {type(event).__name__}")
+        self.machine = machine
+        self.state = state
+        self.event = event
+
+
+Outcome = tuple[StateT, tuple[Action, ...]]
+TransitionObserver = Callable[[str, StrEnum, type[Any], StrEnum], None]
+
+
+class Machine(Generic[StateT]):
+    """Base of all machines. Subclasses give `NAME`, `INITIAL`, `TABLE` and handlers `(event, now) -> Outcome`."""
+
+    NAME: ClassVar[str]
+    INITIAL: ClassVar[StrEnum]
+    TABLE: ClassVar[tuple[Row, ...]]
+    _INDEX: ClassVar[dict[tuple[StrEnum, type[Any]], Row]]
+    observers: ClassVar[list[TransitionObserver]] = []
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        index: dict[tuple[StrEnum, type[Any]], Row] = {}
+        for row in cls.TABLE:
+            key = (row.source, row.event)
+            assert key not in index, f"{cls.NAME}: two rows for {row.source} on {row.event.__name__}"
+            assert row.handler is None or hasattr(cls, row.handler), f"{cls.NAME}: no handler {row.handler}"
+            assert row.handler is not None or len(row.targets) == 1, (
+                f"{cls.NAME}: a row without handler has one target"
+            )
+            index[key] = row
+        cls._INDEX = index
+
+    def __init__(self) -> None:
+        self.state: StateT = self.INITIAL  # type: ignore[assignment] # ClassVar cannot name the class's StateT
+        self._timers: dict[str, int] = {}
+        self._generation = 0
+        self.late_timers = 0
+
+    def accepts(self, event_type: type[Any]) -> bool:
+        return (self.state, event_type) in self._INDEX
+
+    def step(self, event: object, now: float) -> tuple[Action, ...]:
+        """Takes one event. Raises InvalidTransition, having changed nothing."""
+        if isinstance(event, TimerFired):
+            if self._timers.get(event.name) != event.generation:
+                self.late_timers += 1
+                return ()
+        row = self._INDEX.get((self.state, type(event)))
+        if row is None:
+            raise InvalidTransition(self.NAME, self.state, event)
+        source = self.state
+        if isinstance(event, TimerFired):
+            del self._timers[event.name]
+        if row.handler is None:
+            target, actions = row.targets[0], ()
+        else:
+            target, actions = getattr(self, row.handler)(event, now)
+            assert target in row.targets, (
+                f"{self.NAME}: {row.handler} went to {target}, the table allows {row.targets}"
+            )
+        self.state = target  # type: ignore[assignment] # rows hold this machine's own states
+        for observer in self.observers:
+            observer(self.NAME, source, type(event), target)
+        return actions
+
+    def set_timer(self, name: str, at: float) -> SetTimer:
+        """A timer action with a fresh generation; an earlier timer of this name becomes late."""
+        self._generation += 1
+        self._timers[name] = self._generation
+        return SetTimer(name, self._generation, at)
+
+    def cancel_timer(self, name: str) -> tuple[Action, ...]:
+        return (CancelTimer(name),) if self._timers.pop(name, None) is not None else ()
