@@ -1,1 +1,64 @@
-"""Hook implementations of this plug-in."""
+"""Hook implementations of this plug-in: the `gguf` loader and what it asks of the machine.
+
+Imports nothing heavy: `tokenizers`, `gguf` and `jinja2` come with the factory's call.
+"""
+
+from __future__ import annotations
+
+from swactor_core.checks import CheckResult, CheckStatus, DoctorCheck
+from swactor_core.hookspecs import hookimpl
+from swactor_core.spi.loader import Loader
+from swactor_core.spi.provider import Kind, Provider
+
+
+def create_loader() -> Loader:
+    """The loader of GGUF files."""
+    from swactor_loader_gguf.loader import GgufLoader
+
+    return GgufLoader()
+
+
+@hookimpl
+def swactor_register_loaders() -> list[Provider]:
+    return [
+        Provider(Kind.LOADER, "gguf", "GGUF files: index, ranges, tokenizer, chat template", create_loader)
+    ]
+
+
+def _check_tokenizers() -> CheckResult:
+    try:
+        import tokenizers
+    except Exception as error:  # a broken native module may raise anything
+        return CheckResult(
+            CheckStatus.FAIL,
+            f"tokenizers cannot be imported: {error}",
+            "pip install --force-reinstall tokenizers",
+        )
+    return CheckResult(CheckStatus.OK, f"tokenizers {tokenizers.__version__}")
+
+
+def _check_cache() -> CheckResult:
+    from swactor_core.errors import ModelError
+
+    from swactor_loader_gguf.sources import DEMO_BYTES, cache_directory, free_bytes, prepare_cache
+
+    folder = cache_directory()
+    try:
+        prepare_cache()
+    except ModelError as error:
+        return CheckResult(CheckStatus.FAIL, error.message, error.hint)
+    free = free_bytes(folder)
+    detail = f"{folder}, {free // 2**20} MiB free"
+    if free < 3 * DEMO_BYTES:
+        return CheckResult(
+            CheckStatus.WARN, detail, "free some space, or set SWACTOR_CACHE_DIR to another disk"
+        )
+    return CheckResult(CheckStatus.OK, detail)
+
+
+@hookimpl
+def swactor_doctor_checks() -> list[DoctorCheck]:
+    return [
+        DoctorCheck("gguf.tokenizers", "the tokenizers library loads", _check_tokenizers),
+        DoctorCheck("gguf.cache", "the model cache is writable and has room", _check_cache),
+    ]

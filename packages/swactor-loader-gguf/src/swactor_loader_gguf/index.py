@@ -1,0 +1,465 @@
+"""A bounds-checked, lazy index of one GGUF file: metadata positions and the tensor table.
+
+Knows the container format (versions 2 and 3, little-endian) and no model: architectures, roles and
+vocabularies are read through the typed getters by others. The file is hostile until proven otherwise: every
+length is compared with the bytes that are left before anything is allocated, products are Python integers,
+and arrays are walked, never decoded, until someone asks. Every error is a ModelError with field and offset.
+
+Format: the GGUF specification in ggml's `docs/gguf.md`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import stat
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import pairwise
+from typing import NoReturn
+
+from swactor_core.errors import ModelError
+from swactor_core.specs import align_up
+
+from swactor_loader_gguf.ggml_types import ggml_type, type_name
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+MAX_ALIGNMENT = 1 << 20
+MAX_DIMS = 4
+MAX_KEY_BYTES = 1 << 16
+MAX_NAME_BYTES = 63  # ggml keeps 64 with the closing zero
+MAX_KEYS = 1 << 16
+MAX_TENSORS = 1 << 20
+MAX_STRINGS = 1 << 24  # all string arrays of a file together: bounds the time of an open
+
+_MIN_KEY_RECORD = 8 + 1 + 4 + 1  # key length, one byte of key, type, one byte of value
+_MIN_TENSOR_RECORD = 8 + 1 + 4 + 8 + 4 + 8  # name length, name, n_dims, one dimension, type, offset
+
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+
+
+class ValueType(IntEnum):
+    UINT8 = 0
+    INT8 = 1
+    UINT16 = 2
+    INT16 = 3
+    UINT32 = 4
+    INT32 = 5
+    FLOAT32 = 6
+    BOOL = 7
+    STRING = 8
+    ARRAY = 9
+    UINT64 = 10
+    INT64 = 11
+    FLOAT64 = 12
+
+
+_FORMATS = {
+    ValueType.UINT8: "B",
+    ValueType.INT8: "b",
+    ValueType.UINT16: "H",
+    ValueType.INT16: "h",
+    ValueType.UINT32: "I",
+    ValueType.INT32: "i",
+    ValueType.FLOAT32: "f",
+    ValueType.BOOL: "B",
+    ValueType.UINT64: "Q",
+    ValueType.INT64: "q",
+    ValueType.FLOAT64: "d",
+}
+_SIZES = {kind: struct.calcsize("<" + code) for kind, code in _FORMATS.items()}
+_FLOATS = (ValueType.FLOAT32, ValueType.FLOAT64)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One metadata value: where it lies, not what it says. `count` is 1 for a scalar; `offset` is of the
+    value's first byte (a string's or array's first element after its length)."""
+
+    key: str
+    kind: ValueType
+    is_array: bool
+    count: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One row of the tensor table. `offset` is absolute; `nbytes` is None for a type without known layout,
+    whose extent then is at most `room`, the bytes up to the next tensor or the end of the file."""
+
+    name: str
+    ggml_type: int
+    dims: tuple[int, ...]
+    offset: int
+    nbytes: int | None
+    room: int
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.room if self.nbytes is None else self.nbytes
+
+
+class GgufIndex:
+    """The index of the file at `path`, over a read-only map that lives until `close`.
+
+    Raises ModelError, naming field and byte offset, for whatever is not a whole GGUF file of version 2 or 3.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path)
+        self._map, self.file_bytes = _map_file(self.path)
+        self._position = 0
+        self._strings_left = MAX_STRINGS
+        self.entries: dict[str, Entry] = {}
+        self.tensors: dict[str, TensorEntry] = {}
+        try:
+            self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Unmaps the file. Idempotent."""
+        self._map.close()
+
+    def fail(self, message: str, offset: int, *, hint: str = "") -> NoReturn:
+        """Raises the ModelError that names this file and the byte."""
+        raise ModelError(
+            f"{self.path}: {message} (at byte {offset})",
+            hint=hint or "the file is damaged or is not a GGUF model; fetch it again",
+        )
+
+    # reading: one pass from the magic to the end of the tensor table
+
+    def _take(self, nbytes: int, field: str) -> int:
+        """Moves past `nbytes` bytes of `field` and returns where they begin."""
+        start, left = self._position, self.file_bytes - self._position
+        if nbytes > left:
+            self.fail(f"{field} needs {nbytes} bytes and the file has {left} left", start)
+        self._position = start + nbytes
+        return start
+
+    def _u32(self, field: str) -> int:
+        return int(_U32.unpack_from(self._map, self._take(4, field))[0])
+
+    def _u64(self, field: str) -> int:
+        return int(_U64.unpack_from(self._map, self._take(8, field))[0])
+
+    def _count(self, field: str, *, cap: int) -> int:
+        start = self._position
+        count = self._u64(field)
+        if count > cap:
+            self.fail(f"{field} is {count}, more than the {cap} that are accepted", start)
+        return count
+
+    def _name(self, field: str, *, cap: int) -> str:
+        start = self._position
+        length = self._u64(f"length of {field}")
+        if not 1 <= length <= cap:
+            self.fail(f"{field} is {length} bytes long, not 1 to {cap}", start)
+        at = self._take(length, field)
+        try:
+            return self._map[at : at + length].decode("utf-8")
+        except UnicodeDecodeError:
+            self.fail(f"{field} is not valid UTF-8", at)
+
+    def _read(self) -> None:
+        self._read_version()
+        start = self._position
+        tensor_count = self._count("tensor count", cap=MAX_TENSORS)
+        key_count = self._count("metadata count", cap=MAX_KEYS)
+        least = tensor_count * _MIN_TENSOR_RECORD + key_count * _MIN_KEY_RECORD
+        if least > self.file_bytes - self._position:
+            self.fail(
+                f"{tensor_count} tensors and {key_count} metadata keys need at least {least} bytes and the "
+                f"file has {self.file_bytes - self._position} left",
+                start,
+            )
+        for number in range(key_count):
+            self._read_entry(number)
+        self.alignment = self._alignment()
+        table = [self._read_tensor(number) for number in range(tensor_count)]
+        self.header_bytes = self._position
+        self.data_offset = align_up(self.header_bytes, self.alignment)
+        self._place_tensors(table)
+
+    def _read_version(self) -> None:
+        at = self._take(4, "magic")
+        magic = self._map[at : at + 4]
+        if magic != MAGIC:
+            self.fail(f"magic is {magic!r}, not {MAGIC!r}", at, hint="give a GGUF file")
+        at = self._position
+        self.version = self._u32("version")
+        if self.version in VERSIONS:
+            return
+        if self.version and self.version & 0xFFFF == 0:
+            self.fail("the file is big-endian", at, hint="convert it with gguf-convert-endian")
+        self.fail(
+            f"version is {self.version}, not 2 or 3", at, hint="convert the model again with current tools"
+        )
+
+    def _read_entry(self, number: int) -> None:
+        start = self._position
+        key = self._name(f"metadata key {number}", cap=MAX_KEY_BYTES)
+        if key in self.entries:
+            self.fail(f"metadata key {key!r} occurs twice", start)
+        kind = self._value_type(key)
+        if kind is ValueType.ARRAY:
+            self.entries[key] = self._read_array(key)
+        elif kind is ValueType.STRING:
+            length = self._u64(f"length of {key!r}")
+            self.entries[key] = Entry(key, kind, False, 1, self._take(length, repr(key)), length)
+        else:
+            size = _SIZES[kind]
+            at = self._take(size, repr(key))
+            if kind is ValueType.BOOL and self._map[at] > 1:
+                self.fail(f"{key!r} is a bool of value {self._map[at]}, not 0 or 1", at)
+            self.entries[key] = Entry(key, kind, False, 1, at, size)
+
+    def _value_type(self, key: str) -> ValueType:
+        at = self._position
+        number = self._u32(f"type of {key!r}")
+        try:
+            return ValueType(number)
+        except ValueError:
+            self.fail(f"{key!r} has the unknown value type {number}", at)
+
+    def _read_array(self, key: str) -> Entry:
+        at = self._position
+        kind = self._value_type(key)
+        if kind is ValueType.ARRAY:
+            self.fail(f"{key!r} is an array of arrays, which is not supported", at)
+        count = self._u64(f"length of {key!r}")
+        start = self._position
+        if kind is ValueType.STRING:
+            self._walk_strings(key, count)
+        else:
+            self._take(count * _SIZES[kind], repr(key))
+        return Entry(key, kind, True, count, start, self._position - start)
+
+    def _walk_strings(self, key: str, count: int) -> None:
+        """Moves past `count` strings by their lengths; a large vocabulary has half a million of them."""
+        position, end, data = self._position, self.file_bytes, self._map
+        if count * 8 > end - position:
+            self.fail(f"{key!r} claims {count} strings in the {end - position} bytes left", position)
+        if count > self._strings_left:
+            self.fail(f"{key!r} has {count} strings, too many for one file", position)
+        self._strings_left -= count
+        unpack = _U64.unpack_from
+        last = end - 8
+        for number in range(count):
+            if position > last:
+                self.fail(f"{key!r} ends inside the length of string {number} of {count}", position)
+            position += 8 + unpack(data, position)[0]
+            if position > end:
+                self.fail(
+                    f"string {number} of {key!r} is longer than the file", position if position < end else end
+                )
+        self._position = position
+
+    def _alignment(self) -> int:
+        entry = self.entries.get("general.alignment")
+        if entry is None:
+            return DEFAULT_ALIGNMENT
+        if entry.is_array or entry.kind is not ValueType.UINT32:
+            self.fail("general.alignment is not a 32-bit unsigned integer", entry.offset)
+        value = int(_U32.unpack_from(self._map, entry.offset)[0])
+        if value & (value - 1) or not 1 <= value <= MAX_ALIGNMENT:
+            self.fail(f"general.alignment is {value}, not a power of two up to {MAX_ALIGNMENT}", entry.offset)
+        return value
+
+    def _read_tensor(self, number: int) -> tuple[str, int, tuple[int, ...], int, int]:
+        """(name, type, dims, offset within the data, position of that offset)."""
+        start = self._position
+        name = self._name(f"name of tensor {number}", cap=MAX_NAME_BYTES)
+        at = self._position
+        n_dims = self._u32(f"dimension count of {name!r}")
+        if not 1 <= n_dims <= MAX_DIMS:
+            self.fail(f"{name!r} has {n_dims} dimensions, not 1 to {MAX_DIMS}", at)
+        at = self._position
+        dims = tuple(self._u64(f"dimensions of {name!r}") for _ in range(n_dims))
+        if not all(1 <= dim < 1 << 63 for dim in dims):
+            self.fail(f"{name!r} has the dimensions {dims}, of which one is not positive", at)
+        kind_number = self._u32(f"type of {name!r}")
+        at = self._position
+        offset = self._u64(f"offset of {name!r}")
+        if name in self.tensors:
+            self.fail(f"tensor {name!r} occurs twice", start)
+        kind = ggml_type(kind_number)
+        if kind is not None and dims[0] % kind.block:
+            self.fail(
+                f"{name!r} is {kind.name} and its rows of {dims[0]} are not a multiple of {kind.block}", start
+            )
+        # Claims the name; `_place_tensors` knows the data's beginning and puts the row in.
+        self.tensors[name] = TensorEntry(name, kind_number, dims, offset, None, 0)
+        return name, kind_number, dims, offset, at
+
+    def _place_tensors(self, table: list[tuple[str, int, tuple[int, ...], int, int]]) -> None:
+        """Absolute offsets, checked: aligned, inside the file, no byte in two tensors."""
+        placed: list[tuple[int, int | None, int, str]] = []
+        for name, number, dims, offset, at in table:
+            if offset % self.alignment:
+                self.fail(f"offset {offset} of {name!r} is not a multiple of {self.alignment}", at)
+            start, nbytes = self.data_offset + offset, _stored_bytes(number, dims)
+            if start + (nbytes or 1) > self.file_bytes:
+                self.fail(
+                    f"{name!r} ({type_name(number)}, {dims}) ends at byte {start + (nbytes or 1)} of a file "
+                    f"of {self.file_bytes}",
+                    at,
+                    hint="the file is cut short; fetch it again",
+                )
+            placed.append((start, nbytes, at, name))
+        placed.sort()
+        ends = [later[0] for later in placed[1:]] + [self.file_bytes]
+        for (start, nbytes, _, name), (later, _, at, other) in pairwise(placed):
+            if start + (nbytes or 1) > later:
+                self.fail(f"tensors {name!r} and {other!r} overlap", at)
+        for (start, nbytes, _, name), end in zip(placed, ends, strict=True):
+            row = self.tensors[name]
+            self.tensors[name] = TensorEntry(name, row.ggml_type, row.dims, start, nbytes, end - start)
+
+    # typed access
+
+    def scalar(self, entry: Entry) -> int | float | bool | str:
+        """The value of a scalar entry. Raises ModelError for text that is not UTF-8."""
+        if entry.kind is ValueType.STRING:
+            raw = self._map[entry.offset : entry.offset + entry.nbytes]
+            try:
+                return raw.decode("utf-8")
+            except UnicodeDecodeError as error:
+                self.fail(f"{entry.key!r} is not valid UTF-8", entry.offset + error.start)
+        value: int | float = struct.unpack_from("<" + _FORMATS[entry.kind], self._map, entry.offset)[0]
+        return bool(value) if entry.kind is ValueType.BOOL else value
+
+    def numbers(self, entry: Entry) -> tuple[int | float | bool, ...]:
+        """The elements of a numeric or bool array."""
+        values = struct.unpack_from(f"<{entry.count}{_FORMATS[entry.kind]}", self._map, entry.offset)
+        return tuple(map(bool, values)) if entry.kind is ValueType.BOOL else values
+
+    def _typed(self, key: str, kinds: tuple[ValueType, ...], what: str) -> Entry | None:
+        entry = self.entries.get(key)
+        if entry is not None and (entry.is_array or entry.kind not in kinds):
+            held = f"array of {entry.kind.name}" if entry.is_array else entry.kind.name
+            self.fail(f"{key!r} is {held}, not {what}", entry.offset)
+        return entry
+
+    def _missing(self, key: str) -> NoReturn:
+        self.fail(f"{key!r} is missing", 0, hint="the file is not a complete language model")
+
+    def integer(self, key: str, low: int, high: int, *, default: int | None = None) -> int:
+        """An integer in low..high. Raises ModelError: absent without default, another type, out of range."""
+        entry = self._typed(key, _INTEGERS, "an integer")
+        if entry is None:
+            return default if default is not None else self._missing(key)
+        value = int(self.scalar(entry))
+        if not low <= value <= high:
+            self.fail(f"{key!r} is {value}, not in {low} to {high}", entry.offset)
+        return value
+
+    def integers(self, key: str, low: int, high: int, *, default: int | None = None) -> int | tuple[int, ...]:
+        """As `integer`, or a tuple where the file has an array with one element a layer."""
+        entry = self.entries.get(key)
+        if entry is None or not entry.is_array:
+            return self.integer(key, low, high, default=default)
+        if entry.kind not in _INTEGERS or entry.count > MAX_KEYS:
+            self.fail(f"{key!r} is {entry.count} of {entry.kind.name}, not integers a layer", entry.offset)
+        values = tuple(int(value) for value in self.numbers(entry))
+        if not all(low <= value <= high for value in values):
+            self.fail(f"{key!r} has an element outside {low} to {high}", entry.offset)
+        return values
+
+    def text(self, key: str, *, default: str | None = None) -> str:
+        """A string. Raises ModelError: absent without default, another type, not UTF-8."""
+        entry = self._typed(key, (ValueType.STRING,), "a string")
+        if entry is None:
+            return default if default is not None else self._missing(key)
+        return str(self.scalar(entry))
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A bool. Raises ModelError for another type."""
+        entry = self._typed(key, (ValueType.BOOL,), "a bool")
+        return default if entry is None else bool(self.scalar(entry))
+
+    def array(self, key: str, kinds: tuple[ValueType, ...]) -> Entry | None:
+        """The entry of an array of one of `kinds`, or None. Raises ModelError for anything else."""
+        entry = self.entries.get(key)
+        if entry is not None and (not entry.is_array or entry.kind not in kinds):
+            held = f"an array of {entry.kind.name}" if entry.is_array else entry.kind.name
+            self.fail(
+                f"{key!r} is {held}, not an array of {' or '.join(k.name for k in kinds)}", entry.offset
+            )
+        return entry
+
+    def strings(self, key: str) -> list[bytes]:
+        """The elements of a string array, undecoded; empty when absent. Copies them: ask when needed."""
+        entry = self.array(key, (ValueType.STRING,))
+        if entry is None:
+            return []
+        result, position, data = [], entry.offset, self._map
+        for _ in range(entry.count):
+            end = position + 8 + _U64.unpack_from(data, position)[0]
+            result.append(data[position + 8 : end])
+            position = end
+        return result
+
+    def digest(self) -> str:
+        """SHA-256, in hexadecimal, of the header with its tensor table and of the file's size."""
+        state = hashlib.sha256(_U64.pack(self.file_bytes))
+        with memoryview(self._map) as view, view[: self.header_bytes] as header:
+            state.update(header)
+        return state.hexdigest()
+
+
+_INTEGERS = (
+    ValueType.UINT8,
+    ValueType.INT8,
+    ValueType.UINT16,
+    ValueType.INT16,
+    ValueType.UINT32,
+    ValueType.INT32,
+    ValueType.UINT64,
+    ValueType.INT64,
+)
+
+
+def _stored_bytes(number: int, dims: tuple[int, ...]) -> int | None:
+    kind = ggml_type(number)
+    if kind is None:
+        return None
+    rows = 1
+    for dim in dims[1:]:
+        rows *= dim
+    return dims[0] // kind.block * kind.block_bytes * rows
+
+
+def _map_file(path: str) -> tuple[mmap.mmap, int]:
+    """A read-only map of a regular file and its size."""
+    try:
+        # O_NONBLOCK: a named pipe must be refused, not waited for
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ModelError(f"cannot open the model {path!r}: {reason}", hint="check the path") from error
+    try:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            raise ModelError(
+                f"the model {path!r} is not a regular file", hint="give the path of a .gguf file"
+            )
+        if info.st_size == 0:
+            raise ModelError(f"{path}: the file is empty (at byte 0)", hint="fetch it again")
+        try:
+            return mmap.mmap(descriptor, info.st_size, access=mmap.ACCESS_READ), info.st_size
+        except OSError as error:
+            raise ModelError(
+                f"cannot map the model {path!r}: {error.strerror}", hint="is it on a local disk?"
+            ) from error
+    finally:
+        os.close(descriptor)

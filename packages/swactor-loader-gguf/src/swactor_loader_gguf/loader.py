@@ -1,0 +1,23 @@
+"""The loader part (spec section 15): a model's name to a local path, a path to a Model.
+
+Knows nothing but its two halves, `sources` and `model`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from swactor_core.spi.loader import Model
+
+from swactor_loader_gguf.model import GgufModel
+from swactor_loader_gguf.sources import resolve
+
+
+class GgufLoader:
+    """Implements `swactor_core.spi.loader.Loader`."""
+
+    def resolve(self, name: str, progress: Callable[[int, int], None] | None = None) -> str:
+        return resolve(name, progress=progress)
+
+    def open(self, path: str) -> Model:
+        return GgufModel(path)
