@@ -6,6 +6,8 @@ reason enum (`faults.py`).
 
 from __future__ import annotations
 
+from swactor_core.faults import RingFaultReason
+
 
 class SwactorError(Exception):
     """Root of all errors raised on purpose. `hint` is the remedy, one line, or empty."""
@@ -49,4 +51,10 @@ class EdgeClosed(TransportError):
 
 
 class RingError(SwactorError):
-    """A ring header is not what its layout says; nothing was read or written."""
+    """A ring header is not what its layout says; nothing was read or written. `reason` is what a fault says."""
+
+    def __init__(
+        self, message: str, *, hint: str = "", reason: RingFaultReason = RingFaultReason.RING_STATE_INVALID
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason

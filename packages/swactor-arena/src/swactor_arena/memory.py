@@ -1,0 +1,151 @@
+"""The arena's memory (spec section 19): a sealed memfd, its one mapping in this process, its pages.
+
+Knows the operating system and nothing of rings. Every failure is a ResourceError that says what the machine
+lacks.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from pathlib import Path
+
+from swactor_core.errors import ResourceError
+
+from swactor_arena._native import lib
+
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_MEMORY_HINT = "lower the arena ceiling or the ring capacities, or free memory on this machine"
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+
+def create_memory(ceiling: int) -> int:
+    """A sparse memfd of `ceiling` bytes, sealed against shrinking and growing: no process can ever make a
+    mapped page vanish. Close-on-exec, so only a child that is given it (`pass_fds`) inherits it.
+
+    Raises ResourceError.
+    """
+    if not 0 < ceiling < 1 << 63:
+        raise ResourceError(f"an arena cannot have {ceiling} bytes", hint=_MEMORY_HINT)
+    try:
+        fd = os.memfd_create("swactor-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise ResourceError(
+            f"no memfd: {error.strerror}", hint="raise the open-file limit (ulimit -n)"
+        ) from error
+    try:
+        os.ftruncate(fd, ceiling)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+    except OSError as error:
+        os.close(fd)
+        hint = "raise the file-size limit (ulimit -f)" if error.errno == errno.EFBIG else _MEMORY_HINT
+        raise ResourceError(f"an arena of {ceiling} bytes: {error.strerror}", hint=hint) from error
+    return fd
+
+
+def check_inherited(fd: int, ceiling: int) -> None:
+    """Raises ResourceError unless `fd` is a memfd of at least `ceiling` bytes that cannot shrink."""
+    try:
+        size = os.fstat(fd).st_size
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError as error:
+        message = f"descriptor {fd} is not an inherited arena: {error.strerror}"
+        raise ResourceError(message, hint="start the child with pass_fds=(arena.fd,)") from error
+    if not 0 < ceiling <= size:
+        raise ResourceError(
+            f"the arena has {size} bytes, {ceiling} were announced", hint="pass the ceiling unchanged"
+        )
+    if not seals & fcntl.F_SEAL_SHRINK:
+        raise ResourceError(
+            f"descriptor {fd} is not sealed against shrinking", hint="create it with this plug-in"
+        )
+
+
+def map_memory(fd: int, ceiling: int) -> mmap.mmap:
+    """The shared mapping of the whole arena. Raises ResourceError."""
+    try:
+        mapping = mmap.mmap(fd, ceiling, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    except (OSError, ValueError, OverflowError) as error:
+        message = f"{ceiling} bytes of address space for the arena: {error}"
+        raise ResourceError(message, hint="lower the arena ceiling, or raise ulimit -v") from error
+    mapping.madvise(mmap.MADV_DONTDUMP)  # a core file must hold neither payload nor terabytes of holes
+    return mapping
+
+
+def reserve(fd: int, offset: int, length: int) -> None:
+    """Makes the pages of a range exist, so that no later access can fail. Raises ResourceError.
+
+    The kernel would rather end a process than refuse the last pages, hence the look at what is left first.
+    """
+    available = available_memory()
+    if available is not None and length > available:
+        raise ResourceError(
+            f"a ring of {length} bytes, {available} bytes of memory are left", hint=_MEMORY_HINT
+        )
+    code = lib.swactor_pages_reserve(fd, offset, length)
+    if code != 0:
+        raise ResourceError(f"pages for a ring of {length} bytes: {os.strerror(code)}", hint=_MEMORY_HINT)
+
+
+def discard(fd: int, offset: int, length: int) -> None:
+    """Frees the whole pages of a range and zeroes the rest of it. Raises ResourceError."""
+    code = lib.swactor_pages_discard(fd, offset, length)
+    if code != 0:
+        raise ResourceError(f"pages at {offset} cannot be given back: {os.strerror(code)}")
+
+
+def available_memory() -> int | None:
+    """Bytes that can still be allocated: the machine's estimate or the control group's rest, whichever is
+    less; None where neither can be read."""
+    bounds = [bound for bound in (_machine_rest(), _group_rest()) if bound is not None]
+    return min(bounds, default=None)
+
+
+def _machine_rest() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _group_rest() -> int | None:
+    """Control group v2: the least rest of this process's group and its ancestors."""
+    try:
+        unified = [
+            line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")
+        ]
+    except OSError:
+        return None
+    rests = []
+    for line in unified:
+        group = _CGROUP_ROOT / line.removeprefix("0::").lstrip("/")
+        while group.is_relative_to(_CGROUP_ROOT):
+            rest = _rest_of(group)
+            if rest is not None:
+                rests.append(rest)
+            group = group.parent
+    return min(rests, default=None)
+
+
+def _rest_of(group: Path) -> int | None:
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        used = int((group / "memory.current").read_text())
+        reclaimable = _reclaimable(group)
+    except (OSError, ValueError):
+        return None
+    return None if limit == "max" else max(0, int(limit) - used + reclaimable)
+
+
+def _reclaimable(group: Path) -> int:
+    """File pages that the kernel drops before it refuses memory."""
+    for line in (group / "memory.stat").read_text().splitlines():
+        if line.startswith("inactive_file "):
+            return int(line.split()[1])
+    return 0
