@@ -6,6 +6,7 @@ arena manager's to decide. It only checks that a layout lies inside the mapping.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import weakref
@@ -53,10 +54,8 @@ class AttachedArena:
             ring.close()
         ffi.release(self._base)
         release_unless_exported(self._memory)
-        try:
+        with contextlib.suppress(BufferError):  # the last export unmaps it
             self._mapping.close()
-        except BufferError:
-            pass  # the last export unmaps it
         self._mapping = None
 
 

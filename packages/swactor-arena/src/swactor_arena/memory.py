@@ -6,6 +6,7 @@ lacks.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -99,8 +100,10 @@ def discard(fd: int, offset: int, length: int) -> None:
 def available_memory() -> int | None:
     """Bytes that can still be allocated: the machine's estimate or the control group's rest, whichever is
     less; None where neither can be read."""
-    bounds = [bound for bound in (_machine_rest(), _group_rest()) if bound is not None]
-    return min(bounds, default=None)
+    bounds = [_machine_rest()]
+    with contextlib.suppress(OSError):
+        bounds.append(group_rest(Path("/proc/self/cgroup").read_text(), _CGROUP_ROOT))
+    return min((bound for bound in bounds if bound is not None), default=None)
 
 
 def _machine_rest() -> int | None:
@@ -114,18 +117,17 @@ def _machine_rest() -> int | None:
     return None
 
 
-def _group_rest() -> int | None:
-    """Control group v2: the least rest of this process's group and its ancestors."""
-    try:
-        unified = [
-            line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")
-        ]
-    except OSError:
-        return None
+def group_rest(membership: str, root: Path) -> int | None:
+    """The least rest of a control group (version 2) and its ancestors; None when nothing limits them.
+
+    `membership` is the content of /proc/self/cgroup, `root` where the group tree is mounted.
+    """
     rests = []
-    for line in unified:
-        group = _CGROUP_ROOT / line.removeprefix("0::").lstrip("/")
-        while group.is_relative_to(_CGROUP_ROOT):
+    for line in membership.splitlines():
+        if not line.startswith("0::"):
+            continue
+        group = root / line.removeprefix("0::").lstrip("/")
+        while group.is_relative_to(root):
             rest = _rest_of(group)
             if rest is not None:
                 rests.append(rest)
@@ -137,15 +139,10 @@ def _rest_of(group: Path) -> int | None:
     try:
         limit = (group / "memory.max").read_text().strip()
         used = int((group / "memory.current").read_text())
-        reclaimable = _reclaimable(group)
+        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
         return None
-    return None if limit == "max" else max(0, int(limit) - used + reclaimable)
-
-
-def _reclaimable(group: Path) -> int:
-    """File pages that the kernel drops before it refuses memory."""
-    for line in (group / "memory.stat").read_text().splitlines():
-        if line.startswith("inactive_file "):
-            return int(line.split()[1])
-    return 0
+    droppable = int(
+        statistics.get("inactive_file", 0)
+    )  # the kernel drops these pages before it refuses memory
+    return None if limit == "max" else max(0, int(limit) - used + droppable)

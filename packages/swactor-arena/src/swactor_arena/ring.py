@@ -22,35 +22,22 @@ if TYPE_CHECKING:
 EXPECTED_ABI = 1
 """What this Python code was written for; a stale compiled helper has another number."""
 
+_LAYOUT = RingFaultReason.RING_LAYOUT_INVALID
+_STATE = RingFaultReason.RING_STATE_INVALID
 _PROBLEMS = {
-    lib.SWACTOR_RING_E_HANDLE: (RingFaultReason.RING_STATE_INVALID, "the ring is closed"),
-    lib.SWACTOR_RING_E_LAYOUT: (
-        RingFaultReason.RING_LAYOUT_INVALID,
-        "the layout does not fit itself or its arena",
-    ),
-    lib.SWACTOR_RING_E_MAGIC: (RingFaultReason.RING_LAYOUT_INVALID, "no ring header at this offset"),
+    lib.SWACTOR_RING_E_HANDLE: (_STATE, "the ring is closed"),
+    lib.SWACTOR_RING_E_LAYOUT: (_LAYOUT, "the layout does not fit itself or its arena"),
+    lib.SWACTOR_RING_E_MAGIC: (_LAYOUT, "no ring header at this offset"),
     lib.SWACTOR_RING_E_VERSION: (
         RingFaultReason.UNSUPPORTED_RING_VERSION,
-        "header version or length differs",
+        "another header version or length",
     ),
-    lib.SWACTOR_RING_E_IDENTITY: (RingFaultReason.RING_LAYOUT_INVALID, "the header names another ring"),
-    lib.SWACTOR_RING_E_CAPACITY: (RingFaultReason.RING_LAYOUT_INVALID, "the header has another capacity"),
-    lib.SWACTOR_RING_E_CURSOR: (
-        RingFaultReason.RING_STATE_INVALID,
-        "commit and consume contradict each other",
-    ),
-    lib.SWACTOR_RING_E_FOREIGN: (
-        RingFaultReason.RING_STATE_INVALID,
-        "this end's cursor was moved by another",
-    ),
-    lib.SWACTOR_RING_E_STATE: (
-        RingFaultReason.RING_STATE_INVALID,
-        "the state is invalid or forbids this call",
-    ),
-    lib.SWACTOR_RING_E_COUNT: (
-        RingFaultReason.RING_STATE_INVALID,
-        "the count is negative or beyond the last span",
-    ),
+    lib.SWACTOR_RING_E_IDENTITY: (_LAYOUT, "the header names another ring"),
+    lib.SWACTOR_RING_E_CAPACITY: (_LAYOUT, "the header has another capacity"),
+    lib.SWACTOR_RING_E_CURSOR: (_STATE, "commit and consume contradict each other"),
+    lib.SWACTOR_RING_E_FOREIGN: (_STATE, "this end's cursor was moved by somebody else"),
+    lib.SWACTOR_RING_E_STATE: (_STATE, "the state is invalid or forbids this call"),
+    lib.SWACTOR_RING_E_COUNT: (_STATE, "the count is negative or beyond the span last given"),
 }
 _SPANS_WATCHED = 64
 
@@ -81,7 +68,7 @@ def native_layout(layout: RingLayout) -> LayoutStruct:
         struct: LayoutStruct = ffi.new("swactor_ring_layout *", fields)
     except OverflowError as error:
         message = f"ring {layout.ring_id}: layout {layout} has a number out of range"
-        raise RingError(message, reason=RingFaultReason.RING_LAYOUT_INVALID) from error
+        raise RingError(message, reason=_LAYOUT) from error
     return struct
 
 

@@ -51,7 +51,7 @@ class EdgeClosed(TransportError):
 
 
 class RingError(SwactorError):
-    """A ring header is not what its layout says; nothing was read or written. `reason` is what a fault says."""
+    """A ring header is not what its layout says; nothing was read or written. `reason` goes into a fault."""
 
     def __init__(
         self, message: str, *, hint: str = "", reason: RingFaultReason = RingFaultReason.RING_STATE_INVALID
