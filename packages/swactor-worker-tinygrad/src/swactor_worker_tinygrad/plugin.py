@@ -1,1 +1,36 @@
-"""Hook implementations of this plug-in."""
+"""Hook implementations of this plug-in. Imports nothing heavy: tinygrad comes with the factory's call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from swactor_core.checks import DoctorCheck
+from swactor_core.hookspecs import hookimpl
+from swactor_core.spi.provider import Kind, Provider
+
+
+def _create(settings: Mapping[str, object]) -> Any:
+    from swactor_worker_tinygrad.backend import create
+
+    return create(settings)
+
+
+@hookimpl
+def swactor_register_workers() -> Iterable[Provider]:
+    return [
+        Provider(
+            kind=Kind.WORKER,
+            name="tinygrad",
+            summary="runs llama stages on tinygrad: CPU (clang), CUDA and others",
+            factory=_create,
+            capabilities={"architectures": ("llama",), "devices": ("CPU", "CUDA"), "sampling": True},
+        )
+    ]
+
+
+@hookimpl
+def swactor_doctor_checks() -> Iterable[DoctorCheck]:
+    from swactor_worker_tinygrad.doctor import CHECKS
+
+    return CHECKS

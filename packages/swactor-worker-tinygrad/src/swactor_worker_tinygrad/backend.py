@@ -1,0 +1,236 @@
+"""The worker backend: opens the device, checks a stage's manifest, binds its weights and warms its kernels.
+
+Knows the order of those steps and which failure each becomes. Must not know rings, NDJSON or the graph itself.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from swactor_core.errors import ResourceError, SwactorError
+from swactor_core.faults import RoleFailure
+from swactor_core.plan import TokenOutputPolicy
+from swactor_core.specs import DTypeFamily, ObjectKind, ObjectSpec, align_up
+from swactor_core.spi.worker import LoadProgress, RoleError, StageConfig
+
+from swactor_worker_tinygrad import environment
+from swactor_worker_tinygrad.parameters import LlamaParameters, StageTensors, read_parameters, sort_tensors
+
+
+def create(settings: Mapping[str, object]) -> TinygradBackend:
+    """Factory of the provider. Raises ConfigError for a wrong setting and ResourceError, with the remedy,
+    when compiler, tinygrad or device are not there."""
+    wanted = environment.read_settings(settings)
+    variables = environment.prepare(wanted)
+    from swactor_worker_tinygrad import internals
+
+    try:
+        device = internals.open_device(wanted.device)
+    except SwactorError:
+        raise
+    except Exception as error:  # a driver's own failure may be of any type
+        raise ResourceError(
+            f"device {wanted.device!r} cannot be opened: {type(error).__name__}: {str(error).splitlines()[0]}"
+            if str(error)
+            else f"device {wanted.device!r} cannot be opened: {type(error).__name__}",
+            hint=f"known devices are {', '.join(environment.KNOWN_DEVICES)}; CPU works on every host with clang",
+        ) from error
+    return TinygradBackend(wanted, device, variables)
+
+
+class TinygradBackend:
+    """A `WorkerBackend`. All calls from one thread: tinygrad's caches are not made for more."""
+
+    def __init__(
+        self, settings: environment.WorkerSettings, device: str, variables: Mapping[str, str]
+    ) -> None:
+        from swactor_worker_tinygrad.bridge import TinygradBridge
+
+        self.device, self._settings, self._variables = device, settings, variables
+        self._bridge = TinygradBridge(device)
+        self._roles: list[Any] = []
+
+    @property
+    def bridge(self) -> Any:
+        return self._bridge
+
+    def facts(self) -> dict[str, Any]:
+        """Device, kernels, versions, and memory that is free now where the system says so."""
+        facts: dict[str, Any] = {
+            "worker": "tinygrad",
+            "device": self._settings.device,
+            "kernels": self._settings.kernels,
+            "tinygrad": environment.TINYGRAD_VERSION,
+            "compiler": self._variables.get("CC", ""),
+            "architectures": ["llama"],
+        }
+        if self._settings.device_kind == "CPU":
+            try:
+                facts["free_bytes"] = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            except (OSError, ValueError):
+                pass
+        return facts
+
+    def configure(
+        self,
+        config: StageConfig,
+        *,
+        progress: Callable[[LoadProgress], None],
+        should_abort: Callable[[], bool],
+    ) -> Any:
+        """See `WorkerBackend.configure`. Raises RoleError."""
+        from swactor_worker_tinygrad import weights
+
+        parameters = read_parameters(config.manifest)
+        _check_config(config, parameters)
+        tensors = sort_tensors(config.manifest, parameters)
+        weights.check_types(tensors.all())
+        files = weights.WeightFiles(self.device)
+        engine = None
+        try:
+            files.open(tensors.all())
+            engine = self._build(config, parameters, tensors, files, progress, should_abort)
+            return self._warm(config, engine, files, tensors, progress, should_abort)
+        except BaseException as error:
+            if engine is not None:
+                engine.close()
+            files.close()
+            raise _role_error(error) from error
+
+    def _build(
+        self,
+        config: StageConfig,
+        parameters: LlamaParameters,
+        tensors: StageTensors,
+        files: Any,
+        progress: Callable[[LoadProgress], None],
+        should_abort: Callable[[], bool],
+    ) -> Any:
+        from swactor_worker_tinygrad import weights
+        from swactor_worker_tinygrad.graph_engine import GraphEngine, rope_table
+
+        # the embedding alone stays on the host: its rows are looked up there
+        on_device = [ref for block in tensors.blocks for ref in block.values()]
+        on_device += [ref for ref in (tensors.output_norm, tensors.head) if ref is not None]
+        bound = weights.bind_all(
+            files,
+            on_device,
+            progress=lambda done, total: progress(LoadProgress("weights", done, total)),
+            should_abort=should_abort,
+        )
+        blocks = [{name: bound[ref.name] for name, ref in block.items()} for block in tensors.blocks]
+        ends = None
+        if tensors.output_norm is not None and tensors.head is not None:
+            ends = bound[tensors.output_norm.name], bound[tensors.head.name]
+        chunk = min(config.prefill_chunk, config.max_context)
+        context = align_up(config.max_context, chunk) + chunk
+        factors = None
+        if tensors.rope_factors is not None:
+            ref = tensors.rope_factors
+            factors = weights.unpack_on_host(files.stored(ref)[None, :], ref.ggml_type, ref.dims[0])[0]
+        return GraphEngine(
+            parameters,
+            device=self.device,
+            context=context,
+            chunk=chunk,
+            blocks=blocks,
+            norm_and_head=ends,
+            rope=rope_table(parameters, context, factors),
+        )
+
+    def _warm(
+        self,
+        config: StageConfig,
+        engine: Any,
+        files: Any,
+        tensors: StageTensors,
+        progress: Callable[[LoadProgress], None],
+        should_abort: Callable[[], bool],
+    ) -> Any:
+        """Compiles every kernel and runs each row count twice, so that the first token finds all of it warm."""
+        from swactor_worker_tinygrad.role import LlamaStage
+
+        def check() -> None:
+            if should_abort():
+                raise RoleError(RoleFailure.BACKEND_ERROR, "stopped while compiling kernels")
+
+        steps = engine.compile_steps()
+        total = len(steps) + len(engine.inputs)
+        for done, step in enumerate(steps):
+            check()
+            step()
+            progress(LoadProgress("compile", done + 1, total))
+        for done, width in enumerate(engine.inputs):
+            check()
+            for _ in range(2):
+                engine.step(width, 0)
+            progress(LoadProgress("compile", len(steps) + done + 1, total))
+        if config.manifest.last:
+            engine.project()
+        role = LlamaStage(
+            config, engine=engine, bridge=self._bridge, files=files, embedding=tensors.embedding
+        )
+        self._roles.append(role)
+        progress(LoadProgress("ready", 1, 1))
+        return role
+
+    def close(self) -> None:
+        """Closes every role and frees what is left on the device. Idempotent."""
+        for role in self._roles:
+            role.close()
+        self._roles.clear()
+        self._bridge.close()
+        gc.collect()
+
+
+def _check_config(config: StageConfig, parameters: LlamaParameters) -> None:
+    """Raises RoleError when context, chunk or the edges' objects do not fit the stage."""
+
+    def refuse(message: str) -> RoleError:
+        return RoleError(RoleFailure.CONFIG_INVALID, message)
+
+    if config.max_context < 1 or config.prefill_chunk < 1:
+        raise refuse(
+            f"max_context {config.max_context} and prefill_chunk {config.prefill_chunk} must be positive"
+        )
+    limit = config.manifest.metadata.get("llama.context_length")
+    if isinstance(limit, int) and not isinstance(limit, bool) and config.max_context > limit:
+        raise refuse(f"max_context {config.max_context} exceeds the model's context of {limit}")
+    if parameters.vocab_size < 1 or config.manifest.token_count < 0:
+        raise refuse(f"vocab_size {parameters.vocab_size} is not positive")
+    hidden, vocab = parameters.hidden_dim, parameters.vocab_size
+    tokens = (ObjectKind.TOKENS, DTypeFamily.UNSIGNED, 1)
+    rows = (ObjectKind.ACTIVATION, DTypeFamily.FLOAT, hidden)
+    logits = (ObjectKind.LOGITS, DTypeFamily.FLOAT, vocab)
+    sampled = config.token_output_policy is TokenOutputPolicy.TOKEN_IDS
+    produced = rows if not config.manifest.last else tokens if sampled else logits
+    for place, spec, expected in (
+        ("input", config.input_spec, tokens if config.manifest.first else rows),
+        ("output", config.output_spec, produced),
+    ):
+        found = (spec.kind, spec.dtype_family, spec.row_width)
+        if found != expected or spec.dtype_width_bytes != 4:
+            raise refuse(
+                f"the stage's {place} is {_words(spec)}, this worker needs {expected[0]} of 4-byte "
+                f"{expected[1]}, {expected[2]} a row"
+            )
+
+
+def _words(spec: ObjectSpec) -> str:
+    return f"{spec.kind} of {spec.dtype_width_bytes}-byte {spec.dtype_family}, {spec.row_width} a row"
+
+
+def _role_error(error: BaseException) -> BaseException:
+    """What an exception of the configuration becomes; interruptions and RoleErrors stay as they are."""
+    if isinstance(error, RoleError) or not isinstance(error, Exception):
+        return error
+    if isinstance(error, MemoryError):
+        return RoleError(
+            RoleFailure.DEVICE_OUT_OF_MEMORY,
+            f"the device has not enough memory for this stage: {error}",
+            hint="use more stages, a smaller max_tokens, or a smaller quantisation",
+        )
+    return RoleError(RoleFailure.BACKEND_ERROR, f"{type(error).__name__}: {error}")

@@ -1,0 +1,191 @@
+"""The process environment that tinygrad is imported into: device, compiler, and where compiled kernels are kept.
+
+Knows environment variables, the compiler on PATH and the cache folder. Must not import tinygrad: everything
+here has to be settled before its first import, because tinygrad reads the environment then and only then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from swactor_core.errors import ConfigError, ResourceError
+
+TINYGRAD_VERSION = "0.14.0"
+KNOWN_DEVICES = ("CPU", "CUDA", "METAL", "AMD", "NV", "QCOM", "CL", "WEBGPU", "PYTHON")
+SETTINGS = ("device", "cc", "kernels")
+COMPILERS = ("clang-19", "clang-18", "clang-17", "clang-16", "clang-15", "clang-14", "clang")
+INSTALL_CLANG = "apt-get install clang"
+PROBE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """What the factory was asked for. `device` as tinygrad writes it (`CPU`, `CUDA`, `CUDA:PTX`, ...);
+    `cc` a compiler name or empty; `kernels` is `native` (hand-written kernels where the device has them)
+    or `graph` (tinygrad's own kernels everywhere)."""
+
+    device: str
+    cc: str
+    kernels: str
+
+    @property
+    def device_kind(self) -> str:
+        return self.device.split(":", 1)[0]
+
+
+def read_settings(settings: Mapping[str, object]) -> WorkerSettings:
+    """Checks the factory's settings. Raises ConfigError naming the setting, its value and what it may be."""
+    for name, value in settings.items():
+        if name not in SETTINGS:
+            raise ConfigError(
+                f"worker tinygrad has no setting {name!r}", hint=f"its settings are {', '.join(SETTINGS)}"
+            )
+        if not isinstance(value, str):
+            raise ConfigError(f"worker tinygrad: {name} = {value!r} is not a string", hint=f'{name} = "..."')
+    device = str(settings.get("device", "")) or "CPU"
+    kind = device.split(":", 1)[0]
+    if kind.upper() not in KNOWN_DEVICES:
+        raise ConfigError(
+            f"worker tinygrad: device {device!r} is not known", hint=f"use one of {', '.join(KNOWN_DEVICES)}"
+        )
+    kernels = str(settings.get("kernels", "")) or "native"
+    if kernels not in ("native", "graph"):
+        raise ConfigError(f"worker tinygrad: kernels = {kernels!r} is not known", hint="use native or graph")
+    return WorkerSettings(
+        device=kind.upper() + device[len(kind) :], cc=str(settings.get("cc", "")), kernels=kernels
+    )
+
+
+def find_compiler(wanted: str = "") -> str:
+    """The clang that CPU kernels are built with: `wanted`, else CC, else the newest on PATH.
+
+    gcc does not do: tinygrad's kernels need Clang's flags and vector extensions. Raises ResourceError.
+    """
+    named = wanted or os.environ.get("CC", "")
+    if named and shutil.which(named) is None:
+        raise ResourceError(f"the C compiler {named!r} is not on PATH", hint=INSTALL_CLANG)
+    for candidate in (named,) if named else COMPILERS:
+        if shutil.which(candidate) is not None and _is_clang(candidate):
+            return candidate
+    if named:
+        raise ResourceError(f"the C compiler {named!r} is not clang", hint=INSTALL_CLANG)
+    raise ResourceError("tinygrad's CPU device needs clang, and there is none on PATH", hint=INSTALL_CLANG)
+
+
+def _is_clang(compiler: str) -> bool:
+    try:
+        answer = subprocess.run(
+            [compiler, "--version"], capture_output=True, text=True, timeout=PROBE_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return answer.returncode == 0 and "clang" in answer.stdout.lower()
+
+
+def require_tinygrad() -> None:
+    """Raises ResourceError unless exactly the tinygrad that this package is written for is installed."""
+    try:
+        found = importlib.metadata.version("tinygrad")
+    except importlib.metadata.PackageNotFoundError:
+        found = "none"
+    if found != TINYGRAD_VERSION:
+        raise ResourceError(
+            f"tinygrad {TINYGRAD_VERSION} is needed, found {found}",
+            hint=f"pip install tinygrad=={TINYGRAD_VERSION}",
+        )
+
+
+def cpu_key(compiler: str) -> str:
+    """Names this CPU and compiler: kernels are built for exactly this processor, so a cache shared over a
+    network home must not hand them to another one (an illegal instruction would be the result)."""
+    digest = hashlib.blake2b(digest_size=8)
+    digest.update(platform.machine().encode())
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").split("\n\n", 1)[0].splitlines()
+        kept = ("model name", "flags", "features", "cpu part", "cpu implementer")
+        digest.update("\n".join(line for line in lines if line.lower().startswith(kept)).encode())
+    except OSError:
+        digest.update(platform.processor().encode())
+    path = shutil.which(compiler) if compiler else None
+    if path is not None:
+        real = os.path.realpath(path)
+        digest.update(f"{real} {os.stat(real).st_size}".encode())
+    return digest.hexdigest()
+
+
+def cache_folder(compiler: str) -> Path:
+    """A folder for compiled kernels that only this user can write: cached values are unpickled when read.
+
+    Under XDG_CACHE_HOME or ~/.cache; a fresh private folder in the temporary directory where that cannot be
+    written. Raises ResourceError when the folder exists and belongs to, or can be written by, somebody else.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(home) / "swactor" / f"tinygrad-{TINYGRAD_VERSION}" / cpu_key(compiler)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="swactor-tinygrad-"))
+    state = folder.stat()
+    if state.st_uid != os.geteuid():
+        raise ResourceError(
+            f"the kernel cache {folder} belongs to another user",
+            hint="set XDG_CACHE_HOME to a folder of yours",
+        )
+    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        folder.chmod(0o700)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return Path(tempfile.mkdtemp(prefix="swactor-tinygrad-"))
+    return folder
+
+
+def prepare(settings: WorkerSettings) -> dict[str, str]:
+    """Sets what tinygrad reads at import and returns it: DEV, CC, CACHEDB, PARALLEL, NUM_CPU_THREADS.
+
+    No pool of compiler processes (every stage of a host would start one), no split of CPU kernels into parts
+    that run one after another anyway. Raises ResourceError for a missing compiler or a wrong tinygrad.
+    """
+    require_tinygrad()
+    wanted = {"DEV": settings.device, "PARALLEL": "0", "NUM_CPU_THREADS": "1"}
+    compiler = ""
+    if settings.device_kind == "CPU":
+        compiler = find_compiler(settings.cc)
+        wanted["CC"] = compiler
+    loaded = sys.modules.get("tinygrad.helpers")
+    if loaded is None:
+        wanted["CACHEDB"] = str(cache_folder(compiler) / "kernels.db")
+    elif (
+        str(loaded.DEV.value).upper() != settings.device.upper() and os.environ.get("DEV") != settings.device
+    ):
+        raise ResourceError(
+            f"tinygrad was already started in this process for device {os.environ.get('DEV')!r}",
+            hint="one process serves one device",
+        )
+    # tinygrad asserts on its old switches and fails on empty values
+    for name in (
+        "CPU",
+        "CUDA",
+        "METAL",
+        "AMD",
+        "NV",
+        "CL",
+        "CPU_LLVM",
+        "CPU_CC",
+        "CUDA_CC",
+        "BEAM",
+        "JITBEAM",
+    ):
+        if os.environ.get(name, None) == "" or name in KNOWN_DEVICES:
+            os.environ.pop(name, None)
+    os.environ.update(wanted)
+    return wanted

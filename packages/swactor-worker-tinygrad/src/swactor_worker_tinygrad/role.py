@@ -1,0 +1,206 @@
+"""One configured stage: from an input object on the device to an output object on the device.
+
+Knows the step contract: rows, positions, chunks, token ids and logits. Must not know how a block is computed
+(the engine's matter) nor rings and sequences (the harness's).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from swactor_core.faults import StepFailure
+from swactor_core.plan import TokenOutputPolicy
+from swactor_core.spi.loader import TensorRef
+from swactor_core.spi.worker import StageConfig, StepError, StepInput
+
+from swactor_worker_tinygrad import internals
+from swactor_worker_tinygrad.bridge import Allocation, TinygradBridge
+from swactor_worker_tinygrad.sampling import Sampler
+from swactor_worker_tinygrad.weights import WeightFiles
+
+TOKEN_BYTES = 4
+
+
+class Engine(Protocol):
+    """What computes a stage's blocks. `inputs` and `outputs` by row count: one row, and one whole chunk."""
+
+    inputs: dict[int, internals.Buffer]
+    outputs: dict[int, internals.Buffer]
+    logits: internals.Buffer
+
+    def step(self, width: int, position: int) -> None: ...
+    def project(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class LlamaStage:
+    """A `StageRole`. Token ids are uint32, activations and logits f32 rows, all little-endian."""
+
+    def __init__(
+        self,
+        config: StageConfig,
+        *,
+        engine: Engine,
+        bridge: TinygradBridge,
+        files: WeightFiles,
+        embedding: TensorRef | None,
+    ) -> None:
+        self._config, self._engine, self._bridge, self._files = config, engine, bridge, files
+        self._embedding = embedding
+        self._manifest = config.manifest
+        self._row_bytes = config.manifest.hidden_dim * 4
+        self._filled = 0
+        self._sampler = Sampler(config.sampling, config.manifest.token_count)
+        self._output: Allocation | None = None
+        self._closed = False
+        #: seconds of the last step by part, for measurements
+        self.timings: dict[str, float] = {}
+
+    # The step.
+
+    def execute(self, step: StepInput, should_abort: Callable[[], bool]) -> tuple[Allocation, int]:
+        """See `StageRole.execute`. Raises StepError."""
+        if self._closed:
+            raise StepError(StepFailure.ROLE_UNAVAILABLE, "the stage's role has been closed")
+        rows = self._rows_of(step)
+        if step.position == 0:
+            self.reset()
+        try:
+            return self._run(step, rows, should_abort)
+        except MemoryError as error:
+            raise StepError(StepFailure.DEVICE_OUT_OF_MEMORY, str(error)) from error
+        except OSError as error:
+            raise StepError(StepFailure.OUTPUT_COPY_FAILED, str(error)) from error
+        except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+            raise StepError(StepFailure.TINYGRAD_ERROR, f"{type(error).__name__}: {error}") from error
+
+    def reset(self) -> None:
+        """Forgets the context: a run starts. Old cache rows are never read, they lie behind the position."""
+        self._filled = 0
+        self._sampler.restart()
+
+    def _rows_of(self, step: StepInput) -> int:
+        unit = TOKEN_BYTES if self._manifest.first else self._row_bytes
+        rows, rest = divmod(step.extent, unit)
+        allocation = step.allocation
+        if not isinstance(allocation, Allocation) or allocation.buffer is None:
+            raise StepError(StepFailure.INVALID_INPUT_HANDLE, "the input is not a live device allocation")
+        if rest or rows < 1 or step.extent > allocation.nbytes:
+            raise StepError(
+                StepFailure.INVALID_INPUT_HANDLE,
+                f"an input of {step.extent} bytes is not whole rows of {unit} bytes",
+            )
+        if step.position < 0 or (step.position > self._filled and step.position != 0):
+            raise StepError(
+                StepFailure.INVALID_INPUT_HANDLE,
+                f"position {step.position} leaves a gap after the {self._filled} rows of context",
+            )
+        if step.position + rows > self._config.max_context:
+            raise StepError(
+                StepFailure.INVALID_INPUT_HANDLE,
+                f"rows {step.position} to {step.position + rows} exceed the context of {self._config.max_context}",
+            )
+        return rows
+
+    def _run(self, step: StepInput, rows: int, should_abort: Callable[[], bool]) -> tuple[Allocation, int]:
+        started = time.perf_counter()
+        engine, hidden_bytes = self._engine, self._row_bytes
+        embedded = self._embed(step.allocation, rows) if self._manifest.first else None
+        output = None if self._manifest.last else self._output_of(rows * hidden_bytes)
+        looked_up = time.perf_counter()
+        done = width = count = 0
+        while done < rows:
+            if should_abort():
+                raise StepError(StepFailure.WORKER_SHUTTING_DOWN, f"stopped after {done} of {rows} rows")
+            width = max(engine.inputs) if rows - done > 1 else 1
+            count = min(width, rows - done)
+            self._feed(width, step.allocation, embedded, done, count)
+            engine.step(width, step.position + done)
+            if output is not None:
+                internals.copy_within_device(
+                    output.buffer, done * hidden_bytes, engine.outputs[width], 0, count * hidden_bytes
+                )
+            done += count
+        self._filled = step.position + rows
+        computed = time.perf_counter()
+        if output is None:
+            if width != 1:
+                internals.copy_within_device(
+                    engine.outputs[1], 0, engine.outputs[width], (count - 1) * hidden_bytes, hidden_bytes
+                )
+            engine.project()
+            result = self._produce_token()
+        else:
+            result = output, rows * hidden_bytes
+        self.timings = {
+            "input": looked_up - started,
+            "blocks": computed - looked_up,
+            "output": time.perf_counter() - computed,
+        }
+        return result
+
+    def _feed(
+        self, width: int, allocation: Allocation, embedded: NDArray[np.float32] | None, done: int, count: int
+    ) -> None:
+        """Puts `count` rows from row `done` on into the engine's input; what a chunk lacks is zero."""
+        target = self._engine.inputs[width]
+        if embedded is not None:
+            rows = np.ascontiguousarray(embedded[done : done + count]).reshape(-1).view(np.uint8)
+            internals.write_bytes(target, 0, rows)
+        else:
+            internals.copy_within_device(
+                target, 0, allocation.buffer, done * self._row_bytes, count * self._row_bytes
+            )
+        if count < width:
+            # padded rows are masked, but 0 * NaN of a stale row would not be
+            padding = np.zeros((width - count) * self._row_bytes, np.uint8)
+            internals.write_bytes(target, count * self._row_bytes, padding)
+
+    def _embed(self, allocation: Allocation, rows: int) -> NDArray[np.float32]:
+        """(rows, hidden) f32: the embedding rows of the input's token ids, unpacked on the host."""
+        assert self._embedding is not None
+        raw = bytearray(rows * TOKEN_BYTES)
+        self._bridge.device_to_host(allocation, 0, memoryview(raw))
+        ids = np.frombuffer(raw, "<u4").astype(np.int64)
+        if int(ids.max()) >= self._embedding.dims[1]:
+            raise StepError(
+                StepFailure.INVALID_INPUT_HANDLE,
+                f"token id {int(ids.max())} is outside the vocabulary of {self._embedding.dims[1]}",
+            )
+        return self._files.rows(self._embedding, ids)
+
+    def _produce_token(self) -> tuple[Allocation, int]:
+        raw = bytearray(self._manifest.vocab_size * 4)
+        internals.read_bytes(self._engine.logits, 0, memoryview(raw))
+        if self._config.token_output_policy is TokenOutputPolicy.LOGITS:
+            output = self._output_of(len(raw))
+            self._bridge.host_to_device(memoryview(raw), output, 0)
+            return output, len(raw)
+        token = self._sampler.pick(np.frombuffer(raw, "<f4"))
+        output = self._output_of(TOKEN_BYTES)
+        self._bridge.host_to_device(memoryview(token.to_bytes(TOKEN_BYTES, "little")), output, 0)
+        return output, TOKEN_BYTES
+
+    def _output_of(self, nbytes: int) -> Allocation:
+        """The role's one output allocation, grown when needed; the previous output is void by contract."""
+        if self._output is None or self._output.nbytes < nbytes:
+            if self._output is not None:
+                self._bridge.free_device(self._output)
+                self._output = None
+            self._output = self._bridge.allocate(nbytes)
+        return self._output
+
+    def close(self) -> None:
+        """See `StageRole.close`."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._output is not None:
+            self._bridge.free_device(self._output)
+            self._output = None
+        self._engine.close()
+        self._files.close()

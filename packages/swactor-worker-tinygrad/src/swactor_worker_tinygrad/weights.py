@@ -1,0 +1,195 @@
+"""The stage's weights: bytes of a model file, mapped read-only and handed to the device as they are.
+
+Knows files, maps and tensor types. Must not know the model's graph. On a device that runs on host memory a
+tensor is the file's own pages, quantised as stored: nothing is copied, several stages of one host share them,
+and only the ranges of this stage's tensors are ever read. Elsewhere the bytes are copied to the device.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+from numpy.typing import NDArray
+from swactor_core.faults import RoleFailure
+from swactor_core.spi.loader import TensorRef
+from swactor_core.spi.worker import RoleError
+from tinygrad import Tensor
+
+from swactor_worker_tinygrad import internals
+
+F32 = int(GGMLQuantizationType.F32)
+ALIGNMENT = 32
+PAGE = mmap.PAGESIZE
+# Types that gguf unpacks on the host, once, where tinygrad has no kernel for them.
+_HOST_TYPES = frozenset(
+    int(getattr(GGMLQuantizationType, name))
+    for name in ("Q2_K", "Q3_K", "IQ4_NL", "IQ2_XXS", "IQ2_XS", "IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0", "NVFP4")
+    if hasattr(GGMLQuantizationType, name)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """`blob` is 1-D uint8 on the device holding values of `ggml_type`; `shape` is row-major."""
+
+    name: str
+    blob: Tensor
+    ggml_type: int
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def values(self) -> Tensor:
+        """Lazy f32 values, unpacked inside the kernel that reads them."""
+        return internals.dequantise(self.blob, self.elements, self.ggml_type).reshape(self.shape)
+
+
+def check_types(refs: Iterable[TensorRef]) -> None:
+    """Raises RoleError naming the first tensor whose type cannot be computed with or whose size is wrong."""
+    usable = internals.graph_types() | _HOST_TYPES
+    for ref in refs:
+        if ref.ggml_type not in usable:
+            raise RoleError(
+                RoleFailure.UNSUPPORTED_TENSOR_TYPE,
+                f"tensor {ref.name!r} is stored as {ref.type_name} (type {ref.ggml_type}), "
+                "which this worker cannot compute with",
+                hint="use a file quantised as Q4_0, Q4_K_M, Q5_K_M, Q6_K, Q8_0 or F16",
+            )
+        expected = stored_bytes(ref.dims, ref.ggml_type)
+        if expected is None or expected != ref.nbytes:
+            raise RoleError(
+                RoleFailure.CONFIG_INVALID,
+                f"tensor {ref.name!r} of dims {list(ref.dims)} and type {ref.type_name} cannot have {ref.nbytes} bytes",
+            )
+
+
+def stored_bytes(dims: tuple[int, ...], ggml_type: int) -> int | None:
+    """Bytes of a tensor as stored; None when its rows are not whole blocks."""
+    elements_per_block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(ggml_type)]
+    if not dims or min(dims) < 1 or dims[0] % elements_per_block:
+        return None
+    return int(np.prod(dims, dtype=object)) // elements_per_block * int(block_bytes)
+
+
+class WeightFiles:
+    """Read-only maps of the model files that hold the stage's tensors, kept open until `close`."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self._on_host = device.split(":", maxsplit=1)[0] == "CPU"
+        self._maps: dict[str, mmap.mmap] = {}
+        self._views: dict[str, NDArray[np.uint8]] = {}
+        self._owned: list[NDArray[np.uint8]] = []
+
+    def open(self, refs: Iterable[TensorRef]) -> None:
+        """Maps every file named by `refs`. Raises RoleError when one is missing, or shorter than a tensor."""
+        for ref in refs:
+            if ref.path not in self._maps:
+                self._map(ref.path)
+            if ref.offset < 0 or ref.offset + ref.nbytes > len(self._views[ref.path]):
+                raise RoleError(
+                    RoleFailure.WEIGHTS_UNREADABLE,
+                    f"{ref.path} ends before tensor {ref.name!r} "
+                    f"(bytes {ref.offset} to {ref.offset + ref.nbytes} of {len(self._views[ref.path])})",
+                    hint="the file is incomplete: fetch it again",
+                )
+
+    def _map(self, path: str) -> None:
+        try:
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                self._maps[path] = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise RoleError(
+                RoleFailure.WEIGHTS_UNREADABLE,
+                f"the model file {path!r} cannot be read: {error}",
+                hint="the same file must be readable on every node that runs a stage of it",
+            ) from error
+        self._views[path] = np.frombuffer(self._maps[path], np.uint8)
+
+    def stored(self, ref: TensorRef) -> NDArray[np.uint8]:
+        """The tensor's bytes as they are in the file, without a copy."""
+        return self._views[ref.path][ref.offset : ref.offset + ref.nbytes]
+
+    def rows(self, ref: TensorRef, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Rows `ids` of a matrix as f32 (len(ids), dims[0]); only their bytes are read."""
+        table = self.stored(ref).reshape(ref.dims[1], -1)
+        return unpack_on_host(table[ids], ref.ggml_type, ref.dims[0])
+
+    def bind(self, ref: TensorRef) -> Weight:
+        """The tensor on the device. Raises MemoryError."""
+        shape = tuple(reversed(ref.dims))
+        stored, ggml_type = self.stored(ref), ref.ggml_type
+        if ggml_type in _HOST_TYPES:
+            values = unpack_on_host(stored.reshape(-1, ref.nbytes // _rows(ref)), ggml_type, ref.dims[0])
+            stored, ggml_type = np.ascontiguousarray(values).view(np.uint8).reshape(-1), F32
+        if not self._on_host:
+            buffer = internals.new_buffer(self.device, len(stored))
+            internals.write_bytes(buffer, 0, memoryview(stored))
+            blob = internals.tensor_of(buffer, (len(stored),), internals.UINT8)
+        else:
+            if stored.ctypes.data % ALIGNMENT:
+                # kernels load whole vectors: a file with a smaller alignment is copied
+                stored = _aligned_copy(stored)
+            if ggml_type != ref.ggml_type or stored.base is not self._views[ref.path]:
+                self._owned.append(stored)
+            stored[::PAGE].max()  # reads the pages now, so that the first token does not wait for the disk
+            blob = internals.tensor_at_address(stored.ctypes.data, len(stored), self.device)
+        return Weight(ref.name, blob, ggml_type, shape)
+
+    def close(self) -> None:
+        """Unmaps the files. Tensors bound on host memory must not be used afterwards. Idempotent."""
+        self._owned.clear()
+        self._views.clear()
+        while self._maps:
+            self._maps.popitem()[1].close()
+
+
+def _rows(ref: TensorRef) -> int:
+    return int(np.prod(ref.dims[1:], dtype=np.int64))
+
+
+def _aligned_copy(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    room = np.empty(len(data) + ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % ALIGNMENT
+    room[start : start + len(data)] = data
+    return room[start : start + len(data)]
+
+
+def unpack_on_host(rows: NDArray[np.uint8], ggml_type: int, width: int) -> NDArray[np.float32]:
+    """(n, row bytes) of any usable type to f32 (n, width)."""
+    native = {24: np.int8, 25: np.int16, 26: np.int32, 27: np.int64, 28: np.float64}
+    rows = np.ascontiguousarray(rows)
+    if ggml_type in native:
+        return rows.view(native[ggml_type]).astype(np.float32)
+    try:
+        return np.asarray(dequantize(rows, GGMLQuantizationType(ggml_type)), np.float32).reshape(-1, width)
+    except NotImplementedError:
+        blob = Tensor(rows.reshape(-1).copy())
+        return np.asarray(internals.dequantise(blob, len(rows) * width, ggml_type).numpy()).reshape(-1, width)
+
+
+def bind_all(
+    files: WeightFiles,
+    refs: list[TensorRef],
+    *,
+    progress: Callable[[int, int], None],
+    should_abort: Callable[[], bool],
+) -> dict[str, Weight]:
+    """Binds every tensor, reporting (bytes bound, all bytes) after each. Raises RoleError when aborted."""
+    total = sum(ref.nbytes for ref in refs)
+    done, bound = 0, {}
+    for ref in refs:
+        if should_abort():
+            raise RoleError(RoleFailure.BACKEND_ERROR, "stopped while loading weights")
+        bound[ref.name] = files.bind(ref)
+        done += ref.nbytes
+        progress(done, total)
+    return bound

@@ -1,0 +1,30 @@
+"""One backend of each kind for all tests of this folder: opening the device and compiling dominate their time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session")
+def backend() -> Iterator[Any]:
+    from swactor_worker_tinygrad import create
+
+    made = create({"device": "CPU"})
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def graph_backend() -> Iterator[Any]:
+    from swactor_worker_tinygrad import create
+
+    made = create({"device": "CPU", "kernels": "graph"})
+    yield made
+    made.close()
