@@ -90,6 +90,7 @@ class StreamFaultReason(StrEnum):
     STREAM_BROKEN = "StreamBroken"
     WRONG_PEER = "WrongPeer"
     DUPLICATE_STREAM = "DuplicateStream"
+    UNKNOWN_EDGE = "UnknownEdge"
     RING_FAULT = "RingFault"
     PUMP_FAILED = "PumpFailed"
 
@@ -97,6 +98,7 @@ class StreamFaultReason(StrEnum):
 class LeaseRejection(StrEnum):
     EXCEEDS_CEILING = "ExceedsCeiling"
     INVALID_SPEC = "InvalidSpec"
+    NO_MEMORY = "NoMemory"
     SHUTTING_DOWN = "ShuttingDown"
 
 

@@ -20,7 +20,7 @@ StateT = TypeVar("StateT", bound=StrEnum)
 
 
 class Action:
-    """What a step asks its driver to do. Closed set: Send, SetTimer, CancelTimer, Emit, and Effect's subclasses."""
+    """What a step asks its driver to do: Send, SetTimer, CancelTimer, Emit, or a subclass of Effect."""
 
     __slots__ = ()
 
@@ -138,6 +138,10 @@ class Machine(Generic[StateT]):
         for observer in self.observers:
             observer(self.NAME, source, type(event), target)
         return actions
+
+    def invalid(self, event: object) -> InvalidTransition:
+        """For a handler to raise before it changes anything: the event names what this machine does not have."""
+        return InvalidTransition(self.NAME, self.state, event)
 
     def set_timer(self, name: str, at: float) -> SetTimer:
         """A timer action with a fresh generation; an earlier timer of this name becomes late."""

@@ -1,0 +1,191 @@
+"""Actors of one process: bounded mailboxes, one dispatcher, timers, tasks, supervision, ordered shutdown.
+
+Messages are delivered in the order they were told, one at a time, from a single queue that one loop callback
+drains: an actor never runs inside another. A due timer becomes a message at the end of that queue, so that
+input which arrived while the process was paused is handled before the timer is. Knows asyncio and nothing of
+what the actors do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from swactor_core.errors import SwactorError
+from swactor_core.messages import Address, TimerFired
+
+log = logging.getLogger(__name__)
+
+MESSAGES_PER_TURN = 256
+
+
+class Actor(Protocol):
+    def receive(self, message: object) -> None:
+        """Handles one message; must not block. An exception goes to the system's supervisor."""
+
+
+class ActorStopped(SwactorError):
+    """The asked actor has stopped or never was; the question was not handled."""
+
+
+class MailboxFull(SwactorError):
+    """An actor does not keep up: its queue holds `capacity` messages. Reported to the supervisor."""
+
+
+class _Mailbox:
+    __slots__ = ("actor", "capacity", "queued", "timers")
+
+    def __init__(self, actor: Actor, capacity: int) -> None:
+        self.actor = actor
+        self.capacity = capacity
+        self.queued = 0
+        self.timers: dict[str, asyncio.TimerHandle] = {}
+
+
+class ActorSystem:
+    """One process's actors. `on_failure(address, error)` is the supervisor: it hears of every exception and
+    every overflow and decides (in swactor: fail-stop of the run, spec section 36)."""
+
+    def __init__(self, on_failure: Callable[[Address, Exception], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_failure = on_failure
+        self._mailboxes: dict[Address, _Mailbox] = {}
+        self._queue: deque[tuple[Address, object, asyncio.Future[Any] | None]] = deque()
+        self._scheduled = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._stopping = False
+        self.dead_letters: Counter[str] = Counter()
+
+    def now(self) -> float:
+        """Monotonic seconds, the `now` of every machine in this process."""
+        return self._loop.time()
+
+    def spawn(self, address: Address, actor: Actor, *, capacity: int = 4096) -> None:
+        assert address not in self._mailboxes, f"{address} already lives"
+        self._mailboxes[address] = _Mailbox(actor, capacity)
+
+    def stop(self, address: Address) -> None:
+        """Ends one actor: its timers are cancelled, what is queued for it becomes dead letters."""
+        mailbox = self._mailboxes.pop(address, None)
+        if mailbox is not None:
+            for handle in mailbox.timers.values():
+                handle.cancel()
+
+    def lives(self, address: Address) -> bool:
+        return address in self._mailboxes
+
+    def tell(self, address: Address, message: object) -> None:
+        """Queues a message. To nobody: counted as a dead letter. To a full mailbox: the supervisor hears."""
+        self._put(address, message, None)
+
+    def ask(self, address: Address, question: Callable[[Any], Any]) -> asyncio.Future[Any]:
+        """Calls `question(actor)` in the actor's turn and gives its result; ActorStopped when it is gone."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._put(address, question, future)
+        return future
+
+    def _put(self, address: Address, message: object, future: asyncio.Future[Any] | None) -> None:
+        mailbox = self._mailboxes.get(address)
+        if mailbox is None:
+            self._dead(address, message, future)
+            return
+        if mailbox.queued >= mailbox.capacity:
+            error = MailboxFull(
+                f"mailbox of {address.component}:{address.key} holds {mailbox.capacity} messages"
+            )
+            if future is not None:
+                future.set_exception(error)
+            self._on_failure(address, error)
+            return
+        mailbox.queued += 1
+        self._queue.append((address, message, future))
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._drain)
+
+    def _dead(self, address: Address, message: object, future: asyncio.Future[Any] | None) -> None:
+        if future is not None:
+            if not future.done():
+                future.set_exception(ActorStopped(f"{address.component}:{address.key} has stopped"))
+            return
+        self.dead_letters[f"{address.component}:{type(message).__name__}"] += 1
+        log.debug("dead letter for %s: %s", address, message)
+
+    def _drain(self) -> None:
+        for _ in range(MESSAGES_PER_TURN):
+            if not self._queue:
+                self._scheduled = False
+                return
+            address, message, future = self._queue.popleft()
+            mailbox = self._mailboxes.get(address)
+            if mailbox is None:
+                self._dead(address, message, future)
+                continue
+            mailbox.queued -= 1
+            try:
+                if future is None:
+                    mailbox.actor.receive(message)
+                elif not future.done():
+                    future.set_result(message(mailbox.actor))  # type: ignore[operator] # ask() put a callable
+            except Exception as error:
+                if future is not None and not future.done():
+                    future.set_exception(error)
+                self._on_failure(address, error)
+        self._loop.call_soon(self._drain)
+
+    def set_timer(self, address: Address, name: str, generation: int, *, at: float) -> None:
+        mailbox = self._mailboxes.get(address)
+        if mailbox is None:
+            return
+        self.cancel_timer(address, name)
+
+        def fire() -> None:
+            mailbox.timers.pop(name, None)
+            self._loop.call_soon(self.tell, address, TimerFired(name, generation))
+
+        mailbox.timers[name] = self._loop.call_at(at, fire)
+
+    def cancel_timer(self, address: Address, name: str) -> None:
+        mailbox = self._mailboxes.get(address)
+        handle = mailbox.timers.pop(name, None) if mailbox is not None else None
+        if handle is not None:
+            handle.cancel()
+
+    def start_task(self, work: Coroutine[Any, Any, None], *, owner: Address) -> asyncio.Task[None]:
+        """Runs an effect that takes time. Its exception goes to the supervisor in the owner's name."""
+        task = self._loop.create_task(work, name=f"{owner.component}:{owner.key}")
+        self._tasks.add(task)
+
+        def ended(done: asyncio.Task[None]) -> None:
+            self._tasks.discard(done)
+            if not done.cancelled():
+                error = done.exception()
+                if isinstance(error, Exception):
+                    self._on_failure(owner, error)
+
+        task.add_done_callback(ended)
+        return task
+
+    async def shutdown(self, *, timeout: float = 2.0) -> None:
+        """Delivers what is queued, then stops actors in reverse order of their start and cancels tasks.
+
+        Every unanswered `ask` gets ActorStopped. Bounded by `timeout` seconds for tasks to end.
+        """
+        if self._stopping:
+            return
+        self._stopping = True
+        deadline = self._loop.time() + timeout
+        while self._queue and self._loop.time() < deadline:
+            await asyncio.sleep(0)
+        for address in reversed(tuple(self._mailboxes)):
+            self.stop(address)
+        while self._queue:
+            self._dead(*self._queue.popleft())
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=max(0.1, deadline - self._loop.time()))

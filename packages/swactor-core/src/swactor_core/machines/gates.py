@@ -1,0 +1,201 @@
+"""Tx and Rx edge actors (spec section 27): the role's view of an edge's life, in coarse events only.
+
+A gate passes what concerns the role on to its owner (StageController or token endpoint) and tells the
+EdgeEstablisher to stop. It never sees bytes, pointers, ranges or credits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from swactor_core.faults import OBJECT_FAULTS, Component, Fault
+from swactor_core.fsm import Machine, Outcome, Row, Send
+from swactor_core.ids import EdgeId
+from swactor_core.messages import (
+    Address,
+    EdgeFailed,
+    EdgeReady,
+    EdgeStopped,
+    ObjectFailed,
+    ObjectLoaded,
+    ObjectProduced,
+    StopEdge,
+)
+
+
+class TxState(StrEnum):
+    PROVISIONING = "Provisioning"
+    READY = "Ready"
+    PRODUCING = "Producing"
+    FAULTED = "Faulted"
+    STOPPING = "Stopping"
+    STOPPED = "Stopped"
+
+
+class RxState(StrEnum):
+    PROVISIONING = "Provisioning"
+    READY = "Ready"
+    LOADING_OBJECT = "LoadingObject"
+    OBJECT_READY = "ObjectReady"
+    FAULTED = "Faulted"
+    STOPPING = "Stopping"
+    STOPPED = "Stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceObject:
+    """Owner: a step that writes to this edge has been issued."""
+
+    edge_id: EdgeId
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectConsumed:
+    """Owner: the loaded object is done with; the next one may load."""
+
+    edge_id: EdgeId
+
+
+class _Gate:
+    """What both gates do alike: pass on, stop, fail."""
+
+    edge_id: EdgeId
+    _owner: Address
+
+    def _send_owner(self, event: object) -> Send:
+        return Send(self._owner, event)
+
+    def _send_stop(self) -> Send:
+        return Send(Address(Component.EDGE_ESTABLISHER), StopEdge(self.edge_id))
+
+    def _object_fault(self, event: ObjectFailed, component: Component) -> EdgeFailed:
+        fault = Fault(
+            OBJECT_FAULTS[event.reason],
+            component,
+            event.detail,
+            str(event.reason),
+            edge_id=self.edge_id,
+            ring_id=event.ring_id,
+        )
+        return EdgeFailed(self.edge_id, fault)
+
+
+T = TxState
+
+
+class TxEdge(_Gate, Machine[TxState]):
+    NAME = "TxEdge"
+    INITIAL = T.PROVISIONING
+    TABLE = (
+        Row(T.PROVISIONING, EdgeReady, "_ready", (T.READY,)),
+        Row(T.READY, ProduceObject, None, (T.PRODUCING,)),
+        Row(T.PRODUCING, ObjectProduced, "_produced", (T.READY,)),
+        *(Row(state, EdgeFailed, "_fail", (T.FAULTED,)) for state in (T.PROVISIONING, T.READY, T.PRODUCING)),
+        *(
+            Row(state, StopEdge, "_stop", (T.STOPPING,))
+            for state in (T.PROVISIONING, T.READY, T.PRODUCING, T.FAULTED)
+        ),
+        *(Row(state, EdgeStopped, "_stopped", (T.STOPPED,)) for state in (T.STOPPING, T.FAULTED)),
+        *(
+            Row(state, late, None, (state,))
+            for state in (T.FAULTED, T.STOPPING)
+            for late in (EdgeReady, EdgeFailed, ObjectProduced, ProduceObject)
+        ),
+        Row(T.STOPPING, StopEdge, None, (T.STOPPING,)),
+        *(
+            Row(T.STOPPED, late, None, (T.STOPPED,))
+            for late in (EdgeReady, EdgeFailed, EdgeStopped, ObjectProduced, StopEdge)
+        ),
+    )
+
+    def __init__(self, edge_id: EdgeId, owner: Address) -> None:
+        super().__init__()
+        self.edge_id = edge_id
+        self._owner = owner
+
+    def _ready(self, event: EdgeReady, now: float) -> Outcome[TxState]:
+        return T.READY, (self._send_owner(event),)
+
+    def _produced(self, event: ObjectProduced, now: float) -> Outcome[TxState]:
+        return T.READY, (self._send_owner(event),)
+
+    def _fail(self, event: EdgeFailed, now: float) -> Outcome[TxState]:
+        return T.FAULTED, (self._send_owner(event),)
+
+    def _stop(self, event: StopEdge, now: float) -> Outcome[TxState]:
+        return T.STOPPING, (self._send_stop(),)
+
+    def _stopped(self, event: EdgeStopped, now: float) -> Outcome[TxState]:
+        return T.STOPPED, (self._send_owner(event),)
+
+
+R = RxState
+_RX_LIVE = (R.READY, R.LOADING_OBJECT, R.OBJECT_READY)
+
+
+class RxEdge(_Gate, Machine[RxState]):
+    NAME = "RxEdge"
+    INITIAL = R.PROVISIONING
+    TABLE = (
+        Row(R.PROVISIONING, EdgeReady, "_ready", (R.READY,)),
+        # The upstream's first bytes can arrive, and load, before this side has heard of its own readiness.
+        Row(R.PROVISIONING, ObjectLoaded, "_loaded_early", (R.PROVISIONING,)),
+        Row(R.READY, ObjectLoaded, "_loaded", (R.OBJECT_READY,)),
+        Row(R.LOADING_OBJECT, ObjectLoaded, "_loaded", (R.OBJECT_READY,)),
+        # A second object before the first is consumed: the owner judges the sequence.
+        Row(R.OBJECT_READY, ObjectLoaded, "_loaded", (R.OBJECT_READY,)),
+        Row(R.OBJECT_READY, ObjectConsumed, None, (R.LOADING_OBJECT,)),
+        *(Row(state, ObjectFailed, "_object_failed", (R.FAULTED,)) for state in (R.PROVISIONING, *_RX_LIVE)),
+        *(Row(state, EdgeFailed, "_fail", (R.FAULTED,)) for state in (R.PROVISIONING, *_RX_LIVE)),
+        *(Row(state, StopEdge, "_stop", (R.STOPPING,)) for state in (R.PROVISIONING, *_RX_LIVE, R.FAULTED)),
+        *(Row(state, EdgeStopped, "_stopped", (R.STOPPED,)) for state in (R.STOPPING, R.FAULTED)),
+        *(
+            Row(state, late, None, (state,))
+            for state in (R.FAULTED, R.STOPPING)
+            for late in (EdgeReady, EdgeFailed, ObjectLoaded, ObjectFailed, ObjectConsumed)
+        ),
+        Row(R.STOPPING, StopEdge, None, (R.STOPPING,)),
+        *(
+            Row(R.STOPPED, late, None, (R.STOPPED,))
+            for late in (
+                EdgeReady,
+                EdgeFailed,
+                EdgeStopped,
+                ObjectLoaded,
+                ObjectFailed,
+                ObjectConsumed,
+                StopEdge,
+            )
+        ),
+    )
+
+    def __init__(self, edge_id: EdgeId, owner: Address) -> None:
+        super().__init__()
+        self.edge_id = edge_id
+        self._owner = owner
+        self._early: tuple[ObjectLoaded, ...] = ()
+
+    def _ready(self, event: EdgeReady, now: float) -> Outcome[RxState]:
+        early, self._early = self._early, ()
+        me = Address(Component.RX_EDGE, self.edge_id)
+        return R.READY, (self._send_owner(event), *(Send(me, loaded) for loaded in early))
+
+    def _loaded_early(self, event: ObjectLoaded, now: float) -> Outcome[RxState]:
+        self._early += (event,)
+        return R.PROVISIONING, ()
+
+    def _loaded(self, event: ObjectLoaded, now: float) -> Outcome[RxState]:
+        return R.OBJECT_READY, (self._send_owner(event),)
+
+    def _object_failed(self, event: ObjectFailed, now: float) -> Outcome[RxState]:
+        return R.FAULTED, (self._send_owner(self._object_fault(event, Component.WORKER)),)
+
+    def _fail(self, event: EdgeFailed, now: float) -> Outcome[RxState]:
+        return R.FAULTED, (self._send_owner(event),)
+
+    def _stop(self, event: StopEdge, now: float) -> Outcome[RxState]:
+        return R.STOPPING, (self._send_stop(),)
+
+    def _stopped(self, event: EdgeStopped, now: float) -> Outcome[RxState]:
+        return R.STOPPED, (self._send_owner(event),)

@@ -1,0 +1,445 @@
+"""StageController (spec sections 14 to 16): one provisioned stage of one run, control path only.
+
+Watches worker and edge events, issues one ExecuteStep at a time, reports to the orchestrator. Executes
+sequence s only after loading inbound sequence s, and writes s outbound. Moves no payload and opens no file:
+`OpenModel` asks its adapter for the worker's role configuration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from swactor_core.events import EventName
+from swactor_core.faults import Component, Fault, FaultReason, RoleFailure, StepFailure
+from swactor_core.fsm import Action, Effect, Emit, Machine, Outcome, Row, Send
+from swactor_core.ids import ObjectId, RingId, Sequence, StepId
+from swactor_core.machines.gates import ObjectConsumed, ProduceObject
+from swactor_core.messages import (
+    Address,
+    ConfigureRole,
+    DeviceObjectReleased,
+    EdgeFailed,
+    EdgeReady,
+    EdgeStopped,
+    ExecuteStep,
+    InputBinding,
+    ObjectLoaded,
+    ObjectProduced,
+    OutputBinding,
+    ProvisionRx,
+    ProvisionStage,
+    ProvisionTx,
+    ReleaseDeviceObject,
+    ReleaseFailed,
+    ResetRole,
+    RoleConfigured,
+    RoleFailed,
+    RoleProgress,
+    RoleReset,
+    StageFault,
+    StageProgress,
+    StageReady,
+    StageStats,
+    StageStopped,
+    StepCompleted,
+    StepFailed,
+    StepRuntime,
+    StopEdge,
+    StopRun,
+    TimerFired,
+    WorkerCrashed,
+)
+from swactor_core.plan import EdgeKind
+
+
+class StageState(StrEnum):
+    UNPROVISIONED = "Unprovisioned"
+    PREPARING = "Preparing"
+    READY = "Ready"
+    EXECUTING = "Executing"
+    FAULTED = "Faulted"
+    STOPPING = "Stopping"
+    STOPPED = "Stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFetch:
+    """Adapter: the source is being resolved; `done` of `total` bytes are here."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOpened:
+    """Adapter: artifact bytes are local, the range is validated; `config` is ConfigureRole's."""
+
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRefused:
+    """Adapter: the artifact cannot be had, read, or does not hold the range."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenModel(Effect):
+    provision: ProvisionStage
+
+
+S = StageState
+ORCHESTRATOR = Address(Component.RUN)
+ESTABLISHER = Address(Component.EDGE_ESTABLISHER)
+WORKER = Address(Component.GPU_WORKER_CTL)
+_LIVE = (S.PREPARING, S.READY, S.EXECUTING)
+_LATE = (
+    EdgeReady,
+    EdgeFailed,
+    ObjectLoaded,
+    ObjectProduced,
+    ModelFetch,
+    ModelOpened,
+    ModelRefused,
+    RoleConfigured,
+    RoleFailed,
+    RoleProgress,
+    StepCompleted,
+    StepFailed,
+    DeviceObjectReleased,
+    ReleaseFailed,
+)
+
+
+class StageController(Machine[StageState]):
+    NAME = "StageController"
+    INITIAL = S.UNPROVISIONED
+    TABLE = (
+        Row(S.UNPROVISIONED, ProvisionStage, "_provision", (S.PREPARING,)),
+        Row(S.PREPARING, ModelFetch, "_fetching", (S.PREPARING,)),
+        Row(S.PREPARING, ModelOpened, "_opened", (S.PREPARING,)),
+        Row(S.PREPARING, ModelRefused, "_refused", (S.FAULTED,)),
+        Row(S.PREPARING, RoleProgress, "_progress", (S.PREPARING,)),
+        Row(S.PREPARING, RoleConfigured, "_configured", (S.PREPARING, S.READY)),
+        Row(S.PREPARING, RoleFailed, "_role_failed", (S.FAULTED,)),
+        Row(S.PREPARING, EdgeReady, "_edge_ready", (S.PREPARING, S.READY)),
+        Row(S.PREPARING, ObjectLoaded, "_unexpected_object", (S.FAULTED,)),
+        Row(S.READY, ObjectLoaded, "_loaded", (S.EXECUTING, S.FAULTED)),
+        Row(S.READY, DeviceObjectReleased, None, (S.READY,)),
+        Row(S.READY, ReleaseFailed, "_release_failed", (S.FAULTED,)),
+        Row(S.EXECUTING, ObjectProduced, "_produced", (S.EXECUTING,)),
+        Row(S.EXECUTING, DeviceObjectReleased, None, (S.EXECUTING,)),
+        Row(S.EXECUTING, ReleaseFailed, "_release_failed", (S.FAULTED,)),
+        Row(S.EXECUTING, StepCompleted, "_completed", (S.READY, S.FAULTED)),
+        Row(S.EXECUTING, StepFailed, "_step_failed", (S.FAULTED,)),
+        Row(S.EXECUTING, ObjectLoaded, "_unexpected_object", (S.FAULTED,)),
+        *(Row(state, EdgeFailed, "_edge_failed", (S.FAULTED,)) for state in _LIVE),
+        *(Row(state, EdgeStopped, "_edge_stopped_early", (S.FAULTED,)) for state in _LIVE),
+        *(Row(state, WorkerCrashed, "_crashed", (S.FAULTED,)) for state in _LIVE),
+        *(Row(state, StopRun, "_stop", (S.STOPPING,)) for state in (*_LIVE, S.FAULTED)),
+        *(Row(S.FAULTED, late, None, (S.FAULTED,)) for late in _LATE),
+        Row(S.FAULTED, WorkerCrashed, "_note_crash", (S.FAULTED,)),
+        Row(S.FAULTED, RoleReset, None, (S.FAULTED,)),
+        Row(S.FAULTED, EdgeStopped, "_note_edge_stopped", (S.FAULTED,)),
+        *(Row(S.STOPPING, late, None, (S.STOPPING,)) for late in _LATE),
+        Row(S.STOPPING, EdgeStopped, "_edge_stopped", (S.STOPPING, S.STOPPED)),
+        Row(S.STOPPING, RoleReset, "_role_reset", (S.STOPPING, S.STOPPED)),
+        Row(S.STOPPING, WorkerCrashed, "_role_gone", (S.STOPPING, S.STOPPED)),
+        Row(S.STOPPING, TimerFired, "_teardown_timeout", (S.STOPPED,)),
+        Row(S.STOPPING, StopRun, None, (S.STOPPING,)),
+        *(
+            Row(S.STOPPED, late, None, (S.STOPPED,))
+            for late in (*_LATE, EdgeStopped, RoleReset, WorkerCrashed, StopRun)
+        ),
+    )
+
+    def __init__(self, *, teardown_bound: float) -> None:
+        super().__init__()
+        self.stats = StageStats()
+        self._teardown_bound = teardown_bound
+        self._provision_: ProvisionStage | None = None
+        self._output_ring: RingId | None = None
+        self._ready_edges: set[int] = set()
+        self._weights_ready = False
+        self._role_touched = False
+        self._role_gone_ = False
+        self._expected = Sequence(0)
+        self._position = 0
+        self._step = StepId(0)
+        self._rows = 0
+        self._input: ObjectLoaded | None = None
+        self._produced_ = False
+        self._stopped_edges: set[int] = set()
+        self._unproven: tuple[str, ...] = ()
+
+    @property
+    def provisioned(self) -> ProvisionStage:
+        assert self._provision_ is not None
+        return self._provision_
+
+    # --- preparing ---
+
+    def _provision(self, event: ProvisionStage, now: float) -> Outcome[StageState]:
+        self._provision_ = event
+        inbound, outbound = event.inbound, event.outbound
+        runtime = event.runtime
+        rx = ProvisionRx(
+            inbound.edge_id,
+            runtime.input_port,
+            inbound.producer_node_id,
+            inbound.object_spec,
+            inbound.ring_spec,
+        )
+        tx = ProvisionTx(
+            outbound.edge_id,
+            runtime.output_port,
+            outbound.consumer_node_id,
+            outbound.object_spec,
+            outbound.ring_spec,
+        )
+        return S.PREPARING, (
+            Emit(EventName.STAGE_PROVISION_STARTED, {}),
+            Emit(EventName.WEIGHTS_DOWNLOAD_STARTED, {}),
+            OpenModel(event),
+            Send(ESTABLISHER, rx),
+            Send(ESTABLISHER, tx),
+        )
+
+    def _fetching(self, event: ModelFetch, now: float) -> Outcome[StageState]:
+        return S.PREPARING, (self._progress_report("download", event.done, event.total),)
+
+    def _opened(self, event: ModelOpened, now: float) -> Outcome[StageState]:
+        self._role_touched = True
+        return S.PREPARING, (
+            Emit(EventName.WEIGHTS_DOWNLOADED, {}),
+            Send(WORKER, ConfigureRole(self.provisioned.runtime.role_id, event.config)),
+        )
+
+    def _refused(self, event: ModelRefused, now: float) -> Outcome[StageState]:
+        return self._fault(FaultReason.WEIGHT_LOAD_FAILED, cause="ModelRefused", detail=event.detail)
+
+    def _progress(self, event: RoleProgress, now: float) -> Outcome[StageState]:
+        return S.PREPARING, (self._progress_report(event.phase, event.done, event.total),)
+
+    def _progress_report(self, phase: str, done: int, total: int) -> Send:
+        plan = self.provisioned
+        return Send(ORCHESTRATOR, StageProgress(plan.run_id, plan.stage_index, phase, done, total))
+
+    def _configured(self, event: RoleConfigured, now: float) -> Outcome[StageState]:
+        self._weights_ready = True
+        target, actions = self._if_ready()
+        return target, (Emit(EventName.WEIGHTS_LOADED, {}), *actions)
+
+    def _edge_ready(self, event: EdgeReady, now: float) -> Outcome[StageState]:
+        self._ready_edges.add(event.edge_id)
+        if event.edge_id == self.provisioned.outbound.edge_id:
+            self._output_ring = event.ring_id
+        return self._if_ready()
+
+    def _if_ready(self) -> Outcome[StageState]:
+        plan = self.provisioned
+        if not self._weights_ready or self._ready_edges != {plan.inbound.edge_id, plan.outbound.edge_id}:
+            return S.PREPARING, ()
+        ready = StageReady(plan.run_id, plan.stage_index)
+        return S.READY, (Emit(EventName.STAGE_READY, {}), Send(ORCHESTRATOR, ready))
+
+    def _role_failed(self, event: RoleFailed, now: float) -> Outcome[StageState]:
+        out_of_memory = event.reason is RoleFailure.DEVICE_OUT_OF_MEMORY
+        reason = FaultReason.DEVICE_OUT_OF_MEMORY if out_of_memory else FaultReason.WEIGHT_LOAD_FAILED
+        return self._fault(reason, cause=str(event.reason), detail=event.detail, component=Component.WORKER)
+
+    # --- executing ---
+
+    def _loaded(self, event: ObjectLoaded, now: float) -> Outcome[StageState]:
+        if event.sequence != self._expected:
+            return self._unexpected_object(event, now)
+        plan = self.provisioned
+        assert self._output_ring is not None
+        self._input = event
+        self._produced_ = False
+        self._rows = event.extent // plan.inbound.object_spec.row_bytes
+        self._step = StepId(self._step + 1)
+        rows_out = 1 if plan.outbound.kind is EdgeKind.TOKEN_OUT else self._rows
+        runtime = plan.runtime
+        step = ExecuteStep(
+            role_id=runtime.role_id,
+            step_id=self._step,
+            inputs=(InputBinding(runtime.input_port, event.object_id, event.sequence, event.device_handle),),
+            outputs=(
+                OutputBinding(
+                    port_id=runtime.output_port,
+                    ring_id=self._output_ring,
+                    object_id=ObjectId(event.object_id),
+                    sequence=event.sequence,
+                    extent=rows_out * plan.outbound.object_spec.row_bytes,
+                ),
+            ),
+            runtime=StepRuntime(self._position),
+            release_inputs_after=True,
+        )
+        identity = {"sequence": event.sequence, "step_id": self._step}
+        loaded = {"edge_id": event.edge_id, "ring_id": event.ring_id, "object_id": event.object_id}
+        return S.EXECUTING, (
+            Emit(EventName.OBJECT_LOADED, {**loaded, "sequence": event.sequence}),
+            Emit(EventName.EXECUTE_STEP_STARTED, identity),
+            Send(Address(Component.TX_EDGE, plan.outbound.edge_id), ProduceObject(plan.outbound.edge_id)),
+            Send(WORKER, step),
+        )
+
+    def _produced(self, event: ObjectProduced, now: float) -> Outcome[StageState]:
+        self._produced_ = True
+        fields = {"edge_id": event.edge_id, "ring_id": event.ring_id, "object_id": event.object_id}
+        return S.EXECUTING, (Emit(EventName.OBJECT_PRODUCED, {**fields, "sequence": event.sequence}),)
+
+    def _completed(self, event: StepCompleted, now: float) -> Outcome[StageState]:
+        if event.step_id != self._step or not self._produced_:
+            detail = (
+                f"step {event.step_id} completed, step {self._step} was running, produced: {self._produced_}"
+            )
+            return self._fault(FaultReason.STEP_FAILED, detail=detail)
+        sequence = self._expected
+        prefill = event.compute_seconds if sequence == 0 else 0.0
+        self.stats = StageStats(
+            self.stats.steps + 1,
+            self.stats.prefill_seconds + prefill,
+            self.stats.decode_seconds + event.compute_seconds - prefill,
+        )
+        self._expected = Sequence(sequence + 1)
+        self._position += self._rows
+        self._input = None
+        edge_id = self.provisioned.inbound.edge_id
+        return S.READY, (
+            Emit(EventName.STEP_COMPLETED, {"sequence": sequence, "step_id": event.step_id}),
+            Send(Address(Component.RX_EDGE, edge_id), ObjectConsumed(edge_id)),
+        )
+
+    def _unexpected_object(self, event: ObjectLoaded, now: float) -> Outcome[StageState]:
+        detail = f"object of sequence {event.sequence} while {self.state}, next expected is {self._expected}"
+        return self._fault(FaultReason.SEQUENCE_VIOLATION, detail=detail)
+
+    def _release_failed(self, event: ReleaseFailed, now: float) -> Outcome[StageState]:
+        return self._fault(
+            FaultReason.STEP_FAILED, cause=str(event.reason), detail="input handle not released"
+        )
+
+    def _step_failed(self, event: StepFailed, now: float) -> Outcome[StageState]:
+        out_of_memory = event.reason is StepFailure.DEVICE_OUT_OF_MEMORY
+        reason = FaultReason.DEVICE_OUT_OF_MEMORY if out_of_memory else FaultReason.STEP_FAILED
+        return self._fault(reason, cause=str(event.reason), detail=event.detail, component=Component.WORKER)
+
+    # --- faults ---
+
+    def _edge_failed(self, event: EdgeFailed, now: float) -> Outcome[StageState]:
+        return self._faulted(event.fault)
+
+    def _edge_stopped_early(self, event: EdgeStopped, now: float) -> Outcome[StageState]:
+        self._stopped_edges.add(event.edge_id)
+        return self._fault(FaultReason.STREAM_FAULT, detail=f"edge {event.edge_id} stopped during the run")
+
+    def _crashed(self, event: WorkerCrashed, now: float) -> Outcome[StageState]:
+        self._role_gone_ = True
+        return self._fault(
+            FaultReason.WORKER_CRASHED, detail=event.detail, component=Component.GPU_WORKER_CTL
+        )
+
+    def _note_crash(self, event: WorkerCrashed, now: float) -> Outcome[StageState]:
+        self._role_gone_ = True
+        return S.FAULTED, ()
+
+    def _note_edge_stopped(self, event: EdgeStopped, now: float) -> Outcome[StageState]:
+        self._stopped_edges.add(event.edge_id)
+        if event.unproven:
+            self._unproven += (event.unproven,)
+        return S.FAULTED, ()
+
+    def _fault(
+        self,
+        reason: FaultReason,
+        *,
+        cause: str = "",
+        detail: str = "",
+        component: Component = Component.STAGE_CONTROLLER,
+    ) -> Outcome[StageState]:
+        return self._faulted(Fault(reason, component, detail, cause))
+
+    def _faulted(self, fault: Fault) -> Outcome[StageState]:
+        plan = self.provisioned
+        placed = Fault(
+            fault.reason,
+            fault.component,
+            fault.detail,
+            fault.cause,
+            node_id=fault.node_id,
+            stage_index=plan.stage_index,
+            edge_id=fault.edge_id,
+            ring_id=fault.ring_id,
+        )
+        fields = {"reason": str(fault.reason), "component": str(fault.component), "detail": fault.detail}
+        return S.FAULTED, (
+            Emit(EventName.STAGE_FAULTED, fields),
+            Send(ORCHESTRATOR, StageFault(plan.run_id, plan.stage_index, placed)),
+        )
+
+    # --- stopping (spec section 38) ---
+
+    def _stop(self, event: StopRun, now: float) -> Outcome[StageState]:
+        plan = self.provisioned
+        inbound, outbound = plan.inbound.edge_id, plan.outbound.edge_id
+        release: tuple[Action, ...] = ()
+        if self._input is not None and not self._role_gone_ and self.state is S.FAULTED:
+            release = (Send(WORKER, ReleaseDeviceObject(self._input.device_handle)),)
+        reset = (Send(WORKER, ResetRole(plan.runtime.role_id)),) if self._waits_for_role() else ()
+        return S.STOPPING, (
+            Send(Address(Component.RX_EDGE, inbound), StopEdge(inbound)),
+            Send(Address(Component.TX_EDGE, outbound), StopEdge(outbound)),
+            *release,
+            *reset,
+            self.set_timer("teardown", now + self._teardown_bound),
+            *self._check_self(),
+        )
+
+    def _waits_for_role(self) -> bool:
+        return self._role_touched and not self._role_gone_
+
+    def _edge_stopped(self, event: EdgeStopped, now: float) -> Outcome[StageState]:
+        self._stopped_edges.add(event.edge_id)
+        if event.unproven:
+            self._unproven += (event.unproven,)
+        return self._if_stopped()
+
+    def _role_reset(self, event: RoleReset, now: float) -> Outcome[StageState]:
+        self._role_gone_ = True
+        return self._if_stopped()
+
+    def _role_gone(self, event: WorkerCrashed, now: float) -> Outcome[StageState]:
+        self._role_gone_ = True
+        return self._if_stopped()
+
+    def _check_self(self) -> tuple[Action, ...]:
+        """Everything may have stopped before StopRun came: then this EdgeStopped, told again, ends it."""
+        plan = self.provisioned
+        if plan.inbound.edge_id in self._stopped_edges:
+            return (Send(Address(Component.STAGE_CONTROLLER), EdgeStopped(plan.inbound.edge_id)),)
+        return ()
+
+    def _if_stopped(self) -> Outcome[StageState]:
+        plan = self.provisioned
+        if self._stopped_edges != {plan.inbound.edge_id, plan.outbound.edge_id} or self._waits_for_role():
+            return S.STOPPING, ()
+        return S.STOPPED, (*self.cancel_timer("teardown"), *self._stopped_report())
+
+    def _teardown_timeout(self, event: TimerFired, now: float) -> Outcome[StageState]:
+        plan = self.provisioned
+        waiting = [e for e in (plan.inbound.edge_id, plan.outbound.edge_id) if e not in self._stopped_edges]
+        missing = tuple(f"edge {e} did not stop within {self._teardown_bound:g} s" for e in waiting)
+        role = ("the worker did not reset its role",) if self._waits_for_role() else ()
+        self._unproven += missing + role
+        return S.STOPPED, self._stopped_report()
+
+    def _stopped_report(self) -> tuple[Action, ...]:
+        plan = self.provisioned
+        stopped = StageStopped(plan.run_id, plan.stage_index, self.stats, self._unproven)
+        return Emit(EventName.STAGE_STOPPED, {"unproven": list(self._unproven)}), Send(ORCHESTRATOR, stopped)

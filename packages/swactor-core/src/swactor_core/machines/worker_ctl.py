@@ -1,0 +1,462 @@
+"""GpuWorkerCtl (spec sections 28 and 31): one worker process at a time, its generation, rings and events.
+
+Owns who may talk to the worker and when; routes its events; turns its death into faults and into the proof
+that its rings are reaped. Knows no pipe and no process: `SpawnWorker`, `WriteWorker`, `KillWorker` are effects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from swactor_core.events import EventName
+from swactor_core.faults import Component, RingFaultReason
+from swactor_core.fsm import Action, Effect, Emit, Machine, Outcome, Row, Send
+from swactor_core.ids import RingId, WorkerGeneration
+from swactor_core.messages import (
+    Address,
+    ConfigureRole,
+    DeviceObjectReleased,
+    ExecuteStep,
+    InitializeWorker,
+    InstallRing,
+    ObjectFailed,
+    ObjectLoaded,
+    ObjectProduced,
+    ProcessNotification,
+    ProcessNotificationKind,
+    ReleaseDeviceObject,
+    ReleaseFailed,
+    ResetRole,
+    RingFault,
+    RingInstalled,
+    RingQuiesced,
+    RingReadable,
+    RingWritable,
+    RoleConfigured,
+    RoleFailed,
+    RoleProgress,
+    RoleReset,
+    ShutdownWorker,
+    StartWorker,
+    StepCompleted,
+    StepFailed,
+    TimerFired,
+    UninstallRing,
+    WorkerCrashed,
+    WorkerFatal,
+    WorkerGone,
+    WorkerReady,
+    WorkerRunning,
+    WorkerStopped,
+)
+
+
+class WorkerCtlState(StrEnum):
+    NOT_STARTED = "NotStarted"
+    SPAWNING = "Spawning"
+    INITIALIZING = "Initializing"
+    RUNNING = "Running"
+    STOPPING = "Stopping"
+    KILLING = "Killing"
+    CRASHED = "Crashed"
+    RESTARTING = "Restarting"
+    STOPPED = "Stopped"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPolicy:
+    """Seconds for start and ordered stop, and how many crashes are followed by a restart."""
+
+    start_timeout: float = 60.0
+    stop_timeout: float = 5.0
+    kill_timeout: float = 5.0
+    max_restarts: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ContinueRestart:
+    """Self-sent: teardown facts of the dead generation are out, the next may start."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnWorker(Effect):
+    generation: WorkerGeneration
+
+
+@dataclass(frozen=True, slots=True)
+class WriteWorker(Effect):
+    """One command line to the worker of this generation."""
+
+    generation: WorkerGeneration
+    command: object
+
+
+@dataclass(frozen=True, slots=True)
+class KillWorker(Effect):
+    generation: WorkerGeneration
+
+
+S = WorkerCtlState
+ME = Address(Component.GPU_WORKER_CTL)
+NODE = Address(Component.NODE)
+STAGE = Address(Component.STAGE_CONTROLLER)
+ESTABLISHER = Address(Component.EDGE_ESTABLISHER)
+DRIVER = Address(Component.DRIVER)
+_COMMANDS = (ConfigureRole, InstallRing, UninstallRing, ExecuteStep, ReleaseDeviceObject, ResetRole)
+_HINTS = (RingReadable, RingWritable)
+_ROUTED: dict[type[Any], Address] = {
+    RingInstalled: ESTABLISHER,
+    RingFault: ESTABLISHER,
+    RingQuiesced: ESTABLISHER,
+    RoleProgress: STAGE,
+    RoleConfigured: STAGE,
+    RoleFailed: STAGE,
+    RoleReset: STAGE,
+    StepCompleted: STAGE,
+    StepFailed: STAGE,
+    DeviceObjectReleased: STAGE,
+    ReleaseFailed: STAGE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FromWorker:
+    """A worker event of `generation`, as the process adapter read it. One of an older generation is dropped."""
+
+    generation: WorkerGeneration
+    event: object
+
+
+class GpuWorkerCtl(Machine[WorkerCtlState]):
+    NAME = "GpuWorkerCtl"
+    INITIAL = S.NOT_STARTED
+    TABLE = (
+        Row(S.NOT_STARTED, StartWorker, "_start", (S.SPAWNING,)),
+        Row(S.NOT_STARTED, ShutdownWorker, "_nothing_to_stop", (S.STOPPED,)),
+        Row(S.SPAWNING, ProcessNotification, "_spawned", (S.INITIALIZING, S.FAILED, S.SPAWNING)),
+        Row(S.SPAWNING, TimerFired, "_start_timeout", (S.KILLING,)),
+        Row(S.SPAWNING, ShutdownWorker, "_kill_now", (S.KILLING,)),
+        Row(S.INITIALIZING, FromWorker, "_initializing_event", (S.RUNNING, S.INITIALIZING, S.KILLING)),
+        Row(S.INITIALIZING, ProcessNotification, "_died_initializing", (S.FAILED, S.INITIALIZING, S.KILLING)),
+        Row(S.INITIALIZING, TimerFired, "_start_timeout", (S.KILLING,)),
+        Row(S.INITIALIZING, ShutdownWorker, "_kill_now", (S.KILLING,)),
+        *(Row(S.RUNNING, command, "_command", (S.RUNNING,)) for command in _COMMANDS),
+        *(Row(S.RUNNING, hint, "_hint", (S.RUNNING,)) for hint in _HINTS),
+        Row(S.RUNNING, FromWorker, "_running_event", (S.RUNNING, S.CRASHED)),
+        Row(S.RUNNING, ProcessNotification, "_died_running", (S.CRASHED, S.RUNNING)),
+        Row(S.RUNNING, ShutdownWorker, "_shutdown", (S.STOPPING,)),
+        Row(S.STOPPING, FromWorker, "_stopping_event", (S.STOPPING,)),
+        Row(S.STOPPING, ProcessNotification, "_reaped", (S.STOPPED, S.STOPPING)),
+        Row(S.STOPPING, TimerFired, "_stop_timeout", (S.KILLING,)),
+        Row(S.STOPPING, UninstallRing, "_command", (S.STOPPING,)),
+        Row(S.KILLING, ProcessNotification, "_reaped", (S.STOPPED, S.FAILED, S.KILLING)),
+        Row(S.KILLING, FromWorker, None, (S.KILLING,)),
+        Row(S.KILLING, TimerFired, "_unkillable", (S.FAILED,)),
+        Row(S.CRASHED, ProcessNotification, "_crash_reaped", (S.RESTARTING, S.FAILED, S.CRASHED)),
+        Row(S.CRASHED, FromWorker, None, (S.CRASHED,)),
+        Row(S.CRASHED, TimerFired, "_unkillable", (S.FAILED,)),
+        Row(S.CRASHED, ShutdownWorker, "_stop_crashed", (S.KILLING,)),
+        Row(S.RESTARTING, ContinueRestart, "_start", (S.SPAWNING,)),
+        Row(S.RESTARTING, ShutdownWorker, "_nothing_to_stop", (S.STOPPED,)),
+        # While there is no running worker, commands of a run that is being torn down are answered from here.
+        *(
+            Row(state, UninstallRing, "_uninstall_without_worker", (state,))
+            for state in (
+                S.NOT_STARTED,
+                S.SPAWNING,
+                S.INITIALIZING,
+                S.KILLING,
+                S.CRASHED,
+                S.RESTARTING,
+                S.STOPPED,
+                S.FAILED,
+            )
+        ),
+        *(
+            Row(state, InstallRing, "_install_without_worker", (state,))
+            for state in (
+                S.NOT_STARTED,
+                S.SPAWNING,
+                S.INITIALIZING,
+                S.STOPPING,
+                S.KILLING,
+                S.CRASHED,
+                S.RESTARTING,
+                S.STOPPED,
+                S.FAILED,
+            )
+        ),
+        *(
+            Row(state, ResetRole, "_reset_without_worker", (state,))
+            for state in (
+                S.STOPPING,
+                S.KILLING,
+                S.CRASHED,
+                S.RESTARTING,
+                S.SPAWNING,
+                S.INITIALIZING,
+                S.STOPPED,
+                S.FAILED,
+            )
+        ),
+        *(
+            Row(state, late, None, (state,))
+            for state in (
+                S.SPAWNING,
+                S.INITIALIZING,
+                S.STOPPING,
+                S.KILLING,
+                S.CRASHED,
+                S.RESTARTING,
+                S.STOPPED,
+                S.FAILED,
+            )
+            for late in (RingReadable, RingWritable, ReleaseDeviceObject, ExecuteStep)
+        ),
+        *(
+            Row(state, ConfigureRole, "_configure_without_worker", (state,))
+            for state in (
+                S.STOPPING,
+                S.KILLING,
+                S.CRASHED,
+                S.RESTARTING,
+                S.SPAWNING,
+                S.INITIALIZING,
+                S.STOPPED,
+                S.FAILED,
+            )
+        ),
+        Row(S.RESTARTING, ProcessNotification, None, (S.RESTARTING,)),
+        Row(S.RESTARTING, FromWorker, None, (S.RESTARTING,)),
+        Row(S.SPAWNING, FromWorker, None, (S.SPAWNING,)),
+        *(
+            Row(state, late, None, (state,))
+            for state in (S.STOPPED, S.FAILED)
+            for late in (ProcessNotification, FromWorker, ContinueRestart)
+        ),
+        Row(S.STOPPING, ShutdownWorker, None, (S.STOPPING,)),
+        Row(S.KILLING, ShutdownWorker, None, (S.KILLING,)),
+        Row(S.STOPPED, ShutdownWorker, "_nothing_to_stop", (S.STOPPED,)),
+        Row(S.FAILED, ShutdownWorker, "_nothing_to_stop", (S.STOPPED,)),
+    )
+
+    def __init__(
+        self, policy: WorkerPolicy, *, arena_ceiling: int, ring_helper_abi: int, backend: dict[str, Any]
+    ) -> None:
+        super().__init__()
+        self.generation = WorkerGeneration(0)
+        self.rings: dict[RingId, InstallRing] = {}
+        self.restarts = 0
+        self.stale_events = 0
+        self._policy = policy
+        self._initialize = (arena_ceiling, ring_helper_abi, backend)
+        self._why = ""
+        self._failed = False
+
+    # --- start ---
+
+    def _start(self, event: StartWorker | ContinueRestart, now: float) -> Outcome[WorkerCtlState]:
+        self.generation = WorkerGeneration(self.generation + 1)
+        return S.SPAWNING, (
+            SpawnWorker(self.generation),
+            self.set_timer("bound", now + self._policy.start_timeout),
+        )
+
+    def _spawned(self, event: ProcessNotification, now: float) -> Outcome[WorkerCtlState]:
+        if event.worker_generation != self.generation:
+            return S.SPAWNING, ()
+        if event.kind is not ProcessNotificationKind.STARTED:
+            return S.FAILED, (
+                *self.cancel_timer("bound"),
+                *self._gone(f"the worker did not start: {event.detail}"),
+            )
+        ceiling, abi, backend = self._initialize
+        initialize = InitializeWorker(self.generation, ceiling, abi, backend)
+        return S.INITIALIZING, (WriteWorker(self.generation, initialize),)
+
+    def _initializing_event(self, event: FromWorker, now: float) -> Outcome[WorkerCtlState]:
+        inner = event.event
+        if event.generation != self.generation:
+            return S.INITIALIZING, self._stale()
+        if isinstance(inner, WorkerReady):
+            fields = {"worker_generation": self.generation, "pid": inner.pid}
+            return S.RUNNING, (
+                *self.cancel_timer("bound"),
+                Emit(EventName.WORKER_STARTED, fields),
+                Send(NODE, WorkerRunning(self.generation, inner.backend)),
+            )
+        if isinstance(inner, WorkerFatal):
+            self._why, self._failed = f"{inner.reason}: {inner.detail}", True
+            return S.KILLING, self._kill(now)
+        return S.INITIALIZING, self._stale()
+
+    def _died_initializing(self, event: ProcessNotification, now: float) -> Outcome[WorkerCtlState]:
+        if event.worker_generation != self.generation or event.kind is ProcessNotificationKind.STARTED:
+            return S.INITIALIZING, ()
+        self._why, self._failed = f"the worker died while it started: {event.detail}", True
+        if event.kind is ProcessNotificationKind.ERROR:
+            return S.KILLING, self._kill(now)
+        return S.FAILED, (*self.cancel_timer("bound"), *self._gone(self._why))
+
+    def _start_timeout(self, event: TimerFired, now: float) -> Outcome[WorkerCtlState]:
+        self._why, self._failed = f"the worker was not ready within {self._policy.start_timeout:g} s", True
+        return S.KILLING, self._kill(now)
+
+    # --- running ---
+
+    def _command(self, event: Any, now: float) -> Outcome[WorkerCtlState]:
+        if isinstance(event, InstallRing):
+            self.rings[event.ring_id] = event
+        if isinstance(event, UninstallRing) and event.ring_id not in self.rings:
+            return self.state, (Send(ESTABLISHER, RingQuiesced(event.ring_id, process_reaped=True)),)
+        return self.state, (WriteWorker(self.generation, event),)
+
+    def _hint(self, event: RingReadable | RingWritable, now: float) -> Outcome[WorkerCtlState]:
+        if event.ring_id not in self.rings:
+            return S.RUNNING, self._stale()
+        return S.RUNNING, (WriteWorker(self.generation, event),)
+
+    def _running_event(self, event: FromWorker, now: float) -> Outcome[WorkerCtlState]:
+        inner = event.event
+        if event.generation != self.generation:
+            return S.RUNNING, self._stale()
+        if isinstance(inner, WorkerFatal):
+            return S.CRASHED, self._crash(f"{inner.reason}: {inner.detail}", now, kill=True)
+        return S.RUNNING, self._routed(inner)
+
+    def _routed(self, inner: object) -> tuple[Action, ...]:
+        match inner:
+            case RingReadable() | RingWritable():
+                return (Send(DRIVER, inner),)
+            case ObjectLoaded() | ObjectFailed():
+                return (Send(Address(Component.RX_EDGE, inner.edge_id), inner),)
+            case ObjectProduced():
+                return (Send(Address(Component.TX_EDGE, inner.edge_id), inner),)
+            case RingQuiesced():
+                self.rings.pop(inner.ring_id, None)
+                return (Send(ESTABLISHER, inner),)
+        to = _ROUTED.get(type(inner))
+        return (Send(to, inner),) if to is not None else self._stale()
+
+    def _died_running(self, event: ProcessNotification, now: float) -> Outcome[WorkerCtlState]:
+        if event.worker_generation != self.generation or event.kind is ProcessNotificationKind.STARTED:
+            return S.RUNNING, ()
+        kill = event.kind is ProcessNotificationKind.ERROR
+        crash = self._crash(event.detail, now, kill=kill)
+        if not kill:  # the process is already reaped: the notification that Crashed waits for is this one
+            crash = (*crash, Send(ME, event))
+        return S.CRASHED, crash
+
+    def _crash(self, detail: str, now: float, *, kill: bool) -> tuple[Action, ...]:
+        self._why = detail
+        faults = tuple(
+            Send(
+                ESTABLISHER, RingFault(r, i.edge_id, i.port_id, RingFaultReason.WORKER_PROCESS_EXITED, detail)
+            )
+            for r, i in self.rings.items()
+        )
+        crashed = WorkerCrashed(self.generation, detail)
+        return (
+            *((KillWorker(self.generation),) if kill else ()),
+            self.set_timer("bound", now + self._policy.kill_timeout),
+            Emit(EventName.WORKER_ENDED, {"worker_generation": self.generation, "reason": detail}),
+            Send(STAGE, crashed),
+            Send(NODE, crashed),
+            *faults,
+        )
+
+    # --- ends ---
+
+    def _shutdown(self, event: ShutdownWorker, now: float) -> Outcome[WorkerCtlState]:
+        return S.STOPPING, (
+            WriteWorker(self.generation, event),
+            self.set_timer("bound", now + self._policy.stop_timeout),
+        )
+
+    def _stopping_event(self, event: FromWorker, now: float) -> Outcome[WorkerCtlState]:
+        if event.generation != self.generation:
+            return S.STOPPING, self._stale()
+        if isinstance(event.event, (WorkerStopped, WorkerFatal, WorkerReady)):
+            return S.STOPPING, ()  # the process exit, not the word, is the proof
+        return S.STOPPING, self._routed(event.event)
+
+    def _stop_timeout(self, event: TimerFired, now: float) -> Outcome[WorkerCtlState]:
+        self._why = f"the worker did not stop within {self._policy.stop_timeout:g} s"
+        return S.KILLING, self._kill(now)
+
+    def _kill_now(self, event: ShutdownWorker, now: float) -> Outcome[WorkerCtlState]:
+        self._why = "stopped while it started"
+        return S.KILLING, self._kill(now)
+
+    def _stop_crashed(self, event: ShutdownWorker, now: float) -> Outcome[WorkerCtlState]:
+        return S.KILLING, self._kill(now)
+
+    def _kill(self, now: float) -> tuple[Action, ...]:
+        return KillWorker(self.generation), self.set_timer("bound", now + self._policy.kill_timeout)
+
+    def _reaped(self, event: ProcessNotification, now: float) -> Outcome[WorkerCtlState]:
+        if event.worker_generation != self.generation or event.kind is not ProcessNotificationKind.EXITED:
+            return self.state, ()
+        ended = Emit(
+            EventName.WORKER_ENDED, {"worker_generation": self.generation, "reason": self._why or "stopped"}
+        )
+        target = S.FAILED if self._failed else S.STOPPED
+        return target, (
+            *self.cancel_timer("bound"),
+            ended,
+            *self._reap_rings(),
+            *self._gone(self._why or "stopped"),
+        )
+
+    def _crash_reaped(self, event: ProcessNotification, now: float) -> Outcome[WorkerCtlState]:
+        if event.worker_generation != self.generation or event.kind is not ProcessNotificationKind.EXITED:
+            return S.CRASHED, ()
+        reaped = (*self.cancel_timer("bound"), *self._reap_rings())
+        if self.restarts >= self._policy.max_restarts:
+            return S.FAILED, (*reaped, *self._gone(f"crashed {self.restarts + 1} times, last: {self._why}"))
+        self.restarts += 1
+        return S.RESTARTING, (*reaped, Send(ME, ContinueRestart()))
+
+    def _unkillable(self, event: TimerFired, now: float) -> Outcome[WorkerCtlState]:
+        return S.FAILED, self._gone(f"the worker process could not be reaped ({self._why})")
+
+    def _reap_rings(self) -> tuple[Action, ...]:
+        rings, self.rings = self.rings, {}
+        return tuple(Send(ESTABLISHER, RingQuiesced(ring_id, process_reaped=True)) for ring_id in rings)
+
+    def _gone(self, reason: str) -> tuple[Action, ...]:
+        return (Send(NODE, WorkerGone(reason)),)
+
+    def _nothing_to_stop(self, event: ShutdownWorker, now: float) -> Outcome[WorkerCtlState]:
+        return S.STOPPED, self._gone("stopped")
+
+    # --- commands with no worker to take them ---
+
+    def _uninstall_without_worker(self, event: UninstallRing, now: float) -> Outcome[WorkerCtlState]:
+        if event.ring_id in self.rings:  # its process is not reaped yet: the proof follows when it is
+            return self.state, ()
+        return self.state, (Send(ESTABLISHER, RingQuiesced(event.ring_id, process_reaped=True)),)
+
+    def _install_without_worker(self, event: InstallRing, now: float) -> Outcome[WorkerCtlState]:
+        reason = (
+            RingFaultReason.WORKER_SHUTTING_DOWN
+            if self.state is S.STOPPING
+            else RingFaultReason.WORKER_PROCESS_EXITED
+        )
+        fault = RingFault(event.ring_id, event.edge_id, event.port_id, reason, f"worker is {self.state}")
+        return self.state, (Send(ESTABLISHER, fault),)
+
+    def _reset_without_worker(self, event: ResetRole, now: float) -> Outcome[WorkerCtlState]:
+        return self.state, (Send(STAGE, RoleReset(event.role_id)),)
+
+    def _configure_without_worker(self, event: ConfigureRole, now: float) -> Outcome[WorkerCtlState]:
+        return self.state, (
+            Send(STAGE, WorkerCrashed(self.generation, f"worker is {self.state}: {self._why}")),
+        )
+
+    def _stale(self) -> tuple[Action, ...]:
+        self.stale_events += 1
+        return ()

@@ -1,0 +1,61 @@
+"""Event bus: stamps lifecycle events and hands them to sinks. A sink's failure is counted, never raised."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from swactor_core.errors import UsageError
+from swactor_core.events import OBJECT_EVENTS, Event, EventName
+from swactor_core.ids import NodeId
+
+Sink = Callable[[dict[str, Any]], None]
+
+
+class EventBus:
+    """One per process. Per-object events are stamped only when `objects` is set: they are on the token path."""
+
+    def __init__(self, node_id: NodeId, *, objects: bool = False) -> None:
+        self.node_id = node_id
+        self.objects = objects
+        self.sink_failures = 0
+        self._sinks: list[Sink] = []
+        self._number = 0
+
+    def add_sink(self, sink: Sink) -> None:
+        self._sinks.append(sink)
+
+    def emit(self, name: EventName, fields: dict[str, Any]) -> None:
+        if name in OBJECT_EVENTS and not self.objects:
+            return
+        self._number += 1
+        self.forward(Event(name, self.node_id, time.time_ns(), self._number, fields).to_json())
+
+    def forward(self, event: dict[str, Any]) -> None:
+        """Passes on an event that another process has stamped."""
+        for sink in self._sinks:
+            try:
+                sink(event)
+            except Exception:
+                self.sink_failures += 1
+
+
+class JsonLinesSink:
+    """Writes one JSON object a line. Raises UsageError when the file cannot be opened."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._file: IO[str] = Path(path).open("w", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"events file {path!r}: {error.strerror}", hint="name a file that can be written"
+            ) from None
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        self._file.write(json.dumps(event, separators=(",", ":")) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
