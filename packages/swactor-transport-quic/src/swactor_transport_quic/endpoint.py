@@ -1,0 +1,282 @@
+"""The UDP socket of a node: reads in batches, routes datagrams by connection id, admits new connections.
+
+One socket serves both roles and both ALPNs. Knows no peer and no stream: who may connect is decided in the
+handshake, how a link behaves is decided by the link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from swactor_core.errors import ResourceError
+
+from swactor_transport_quic.admission import Admission, Admitted, Reply
+from swactor_transport_quic.link import Address, Alpn, Link, LinkState
+from swactor_transport_quic.settings import QuicSettings
+
+logger = logging.getLogger(__name__)
+
+CONNECTION_ID_BYTES = 8
+_BATCH = 64
+"""Datagrams read in one wake-up before links are pumped."""
+_LARGEST_READ = 16_384
+_LONG_HEADER = 0x80
+_FAREWELLS_KEPT = 128
+_FAREWELL_REPLIES = 3
+
+
+@dataclass(slots=True)
+class _Farewell:
+    """What to answer a peer that has not yet heard that its connection is over (RFC 9000 section 10.2.1)."""
+
+    datagram: bytes
+    replies_left: int = _FAREWELL_REPLIES
+
+
+class Endpoint:
+    """Bound from `open` to `close`. `accept` makes the link of an admitted dialler."""
+
+    def __init__(self, settings: QuicSettings, accept: Callable[[Admitted, Address], Link]) -> None:
+        self._settings = settings
+        self._accept = accept
+        self._socket: socket.socket | None = None
+        self._links_by_id: dict[bytes, Link] = {}
+        self._ids_of: dict[Link, set[bytes]] = {}
+        self._farewells: dict[bytes, _Farewell] = {}
+        self._unsent: deque[tuple[bytes, Address]] = deque()
+        self._deferred: dict[Link, None] = {}
+        self._admission = Admission(settings)
+        self.blocked = False
+        self.receive_buffer = 0
+        self.send_errors = 0
+
+    def open(self, host: str, port: int) -> None:
+        """Binds `host`, an address literal. Raises ResourceError naming address and reason."""
+        loop = asyncio.get_running_loop()
+        try:
+            literal = ipaddress.ip_address(host)
+        except ValueError:
+            raise ResourceError(
+                f"cannot bind UDP {host!r}: not an IP address", hint="give the address of a local interface"
+            ) from None
+        family = socket.AF_INET if literal.version == 4 else socket.AF_INET6
+        udp = socket.socket(family, socket.SOCK_DGRAM)
+        try:
+            udp.setblocking(False)
+            if family == socket.AF_INET6:
+                udp.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+                udp.setsockopt(socket.SOL_SOCKET, option, self._settings.socket_buffer)
+            udp.bind((host, port))
+        except OSError as error:
+            udp.close()
+            raise ResourceError(
+                f"cannot bind UDP {host}:{port}: {error.strerror}", hint="choose another address or port 0"
+            ) from error
+        self._socket = udp
+        # Linux reports twice what it grants, to account for its own overhead.
+        self.receive_buffer = udp.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2
+        if self.receive_buffer < self._settings.socket_buffer:
+            logger.info(
+                "UDP receive buffer is %d bytes, asked for %d",
+                self.receive_buffer,
+                self._settings.socket_buffer,
+            )
+        loop.add_reader(udp, self._on_readable)
+
+    def close(self) -> None:
+        """Frees the port. Idempotent; the links must be closed before."""
+        udp, self._socket = self._socket, None
+        if udp is None:
+            return
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(udp)
+        loop.remove_writer(udp)
+        udp.close()
+        self._farewells.clear()
+        self._unsent.clear()
+        self._deferred.clear()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Bound host and port."""
+        assert self._socket is not None
+        name = self._socket.getsockname()
+        return name[0], name[1]
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        return tuple(self._ids_of)
+
+    # Addresses
+
+    async def resolve(self, host: str, port: int) -> Address:
+        """The address in exactly the form in which this socket reports it. Raises OSError."""
+        assert self._socket is not None
+        family = self._socket.family
+        flags = socket.AI_V4MAPPED if family == socket.AF_INET6 else 0
+        try:
+            found = socket.getaddrinfo(
+                host, port, family=family, type=socket.SOCK_DGRAM, flags=flags | socket.AI_NUMERICHOST
+            )
+        except socket.gaierror:
+            loop = asyncio.get_running_loop()
+            found = await loop.getaddrinfo(host, port, family=family, type=socket.SOCK_DGRAM, flags=flags)
+        return found[0][4]  # type: ignore[return-value]  # of a datagram socket of these two families
+
+    def is_local(self, address: Address) -> bool:
+        """Whether the path never leaves this machine: a loopback address, or the bound one."""
+        return is_loopback(address[0]) or (
+            self._socket is not None and address[0] == self._socket.getsockname()[0]
+        )
+
+    # Carrier: what links use
+
+    def add_id(self, connection_id: bytes, link: Link) -> None:
+        self._links_by_id[connection_id] = link
+        self._ids_of.setdefault(link, set()).add(connection_id)
+
+    def remove_id(self, connection_id: bytes) -> None:
+        link = self._links_by_id.pop(connection_id, None)
+        if link is not None:
+            self._ids_of[link].discard(connection_id)
+
+    def forget(self, link: Link, farewell: bytes | None) -> None:
+        self._admission.finished(link)
+        self._deferred.pop(link, None)
+        for connection_id in self._ids_of.pop(link, ()):
+            del self._links_by_id[connection_id]
+            if farewell is not None:
+                self._farewells[connection_id] = _Farewell(farewell)
+        while len(self._farewells) > _FAREWELLS_KEPT:
+            del self._farewells[next(iter(self._farewells))]
+
+    def ready(self, link: Link) -> None:
+        """The link's handshake is over: it counts against no limit for strangers any more."""
+        self._admission.finished(link)
+
+    def send(self, data: bytes, address: Address) -> None:
+        if self._socket is None:
+            return
+        if self.blocked:
+            self._unsent.append((data, address))
+            return
+        try:
+            self._socket.sendto(data, address)
+        except (BlockingIOError, InterruptedError):
+            self._unsent.append((data, address))
+            self._block()
+        except OSError as error:
+            if error.errno == errno.ENOBUFS:
+                self._unsent.append((data, address))
+                self._block()
+                return
+            # The datagram is lost, as any datagram may be; the connection decides what that means.
+            self.send_errors += 1
+            logger.debug("sendto %s: %s", address, error)
+
+    def _block(self) -> None:
+        assert self._socket is not None
+        self.blocked = True
+        asyncio.get_running_loop().add_writer(self._socket, self._on_writable)
+
+    def defer(self, link: Link) -> None:
+        """The link is flushed once the socket takes datagrams again."""
+        self._deferred[link] = None
+
+    def _on_writable(self) -> None:
+        assert self._socket is not None
+        self.blocked = False
+        asyncio.get_running_loop().remove_writer(self._socket)
+        while self._unsent and not self.blocked:
+            data, address = self._unsent.popleft()
+            self.send(data, address)
+        deferred, self._deferred = self._deferred, {}
+        for link in deferred:
+            link.flush()
+
+    def drain(self) -> None:
+        """Reads and processes what has arrived, a few batches at most."""
+        for _ in range(16):
+            if self._socket is None or not self._read_batch():
+                return
+
+    # What arrives
+
+    def _on_readable(self) -> None:
+        self._read_batch()
+
+    def _read_batch(self) -> bool:
+        """Feeds one batch and pumps the links it touched; whether there may be more."""
+        udp = self._socket
+        assert udp is not None
+        now = asyncio.get_running_loop().time()
+        touched: dict[Link, None] = {}
+        more = True
+        for _ in range(_BATCH):
+            try:
+                data, address = udp.recvfrom(_LARGEST_READ)
+            except (BlockingIOError, InterruptedError):
+                more = False
+                break
+            except OSError as error:
+                logger.debug("recvfrom: %s", error)
+                continue
+            link = self._route(data, address, now)
+            if link is not None:
+                touched[link] = None
+                link.receive(data, address, now)
+        # Control first: a turn at full load on edges takes milliseconds.
+        for link in sorted(touched, key=_edges_last):
+            link.pump(now)
+        return more
+
+    def _route(self, data: bytes, address: Address, now: float) -> Link | None:
+        if len(data) < 1 + CONNECTION_ID_BYTES:
+            return None
+        start, length = (6, data[5]) if data[0] & _LONG_HEADER else (1, CONNECTION_ID_BYTES)
+        connection_id = data[start : start + length]
+        link = self._links_by_id.get(connection_id)
+        if link is not None:
+            return link
+        farewell = self._farewells.get(connection_id)
+        if farewell is not None:
+            farewell.replies_left -= 1
+            self.send(farewell.datagram, address)
+            if farewell.replies_left <= 0:
+                del self._farewells[connection_id]
+            return None
+        if not data[0] & _LONG_HEADER:
+            return None
+        match self._admission.consider(data, address, now, loopback=is_loopback(address[0])):
+            case Reply(datagram=reply):
+                self.send(reply, address)
+            case Admitted() as admitted:
+                link = self._accept(admitted, address)
+                self._admission.started(link, address)
+                self.add_id(admitted.destination_id, link)
+                self.add_id(link.quic.host_cid, link)
+                return link
+        return None
+
+
+def _edges_last(link: Link) -> bool:
+    return link.alpn != Alpn.CONTROL or link.state is LinkState.HANDSHAKE
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address literal, possibly IPv4 mapped into IPv6 or with a zone, is of this machine."""
+    try:
+        literal = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(literal, ipaddress.IPv6Address) and literal.ipv4_mapped is not None:
+        return literal.ipv4_mapped.is_loopback
+    return literal.is_loopback

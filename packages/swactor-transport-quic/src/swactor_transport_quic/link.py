@@ -1,0 +1,382 @@
+"""One QUIC connection in one event loop: feeds it datagrams, drains its events once, flushes once, times it.
+
+Knows streams only as handlers in a table and peers only by what the certificate claimed. Owns no socket: it
+sends through its carrier. No task is ever made here; everything happens in callbacks of the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from enum import Enum, IntEnum, auto
+from typing import Protocol
+
+from aioquic.quic import events
+from swactor_core.ids import NodeId
+
+from swactor_transport_quic.compat import Connection, Ending
+from swactor_transport_quic.liveness import Liveness, Verdict
+from swactor_transport_quic.settings import QuicSettings
+from swactor_transport_quic.waiting import Signal
+
+logger = logging.getLogger(__name__)
+
+Address = tuple[str, int] | tuple[str, int, int, int]
+
+
+class Alpn:
+    EDGE = "swactor/edge/1"
+    CONTROL = "swactor/control/1"
+    ALL = (CONTROL, EDGE)
+
+
+class LinkState(Enum):
+    HANDSHAKE = auto()
+    READY = auto()
+    CLOSED = auto()
+
+
+class CloseCode(IntEnum):
+    """Application codes of CONNECTION_CLOSE."""
+
+    SHUTDOWN = 0
+    DUPLICATE = 1
+    FORMER_LIFE = 2
+    REMOVED = 3
+    VIOLATION = 4
+    UNRESPONSIVE = 5
+    HANDSHAKE_TIMEOUT = 6
+    NO_CERTIFICATE = 7
+
+
+class StreamCode(IntEnum):
+    """Application codes of RESET_STREAM and STOP_SENDING."""
+
+    ABORTED = 1
+    STOPPED = 2
+    PREAMBLE_TIMEOUT = 3
+    PREAMBLE_INVALID = 4
+    DUPLICATE_EDGE = 5
+    CHANNEL_CLOSED = 6
+
+
+class StreamHandler(Protocol):
+    """What a link tells the owner of one stream. None of these may raise."""
+
+    def received(self, data: bytes, end: bool) -> None: ...
+    def reset(self) -> None: ...
+    def stopped(self) -> None: ...
+    def broken(self, reason: str) -> None: ...
+    def poke(self) -> None: ...
+
+
+class Carrier(Protocol):
+    """The socket's side: sends datagrams, and routes connection ids to links."""
+
+    @property
+    def blocked(self) -> bool: ...
+    def send(self, data: bytes, address: Address) -> None: ...
+    def defer(self, link: Link) -> None: ...
+    def drain(self) -> None: ...
+    def add_id(self, connection_id: bytes, link: Link) -> None: ...
+    def remove_id(self, connection_id: bytes) -> None: ...
+    def forget(self, link: Link, farewell: bytes | None) -> None: ...
+
+
+class LinkOwner(Protocol):
+    """The transport's side: hears what became of a link and gives handlers to streams that the peer opens."""
+
+    def link_ready(self, link: Link) -> None: ...
+    def link_ended(self, link: Link, lost: bool) -> None: ...
+    def stream_opened(self, link: Link, stream_id: int) -> StreamHandler: ...
+
+
+class Link:
+    """`handlers` by stream id; `blocked` are the handlers to poke after each receive batch."""
+
+    def __init__(
+        self,
+        quic: Connection,
+        *,
+        carrier: Carrier,
+        owner: LinkOwner,
+        settings: QuicSettings,
+        address: Address,
+        dialled: bool,
+        alpn: str | None,
+        expected: NodeId | None,
+    ) -> None:
+        self.quic = quic
+        self.settings = settings
+        self.address = address
+        self.dialled = dialled
+        self.alpn = alpn
+        self.peer = expected
+        self.peer_key = b""
+        self.epoch = 0
+        self.state = LinkState.HANDSHAKE
+        self.reason = ""
+        self.fatal = False
+        self.ready_at = 0.0
+        self.handlers: dict[int, StreamHandler] = {}
+        self.blocked: set[StreamHandler] = set()
+        self.activity = Signal()
+        self._carrier = carrier
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        now = self._loop.time()
+        self._liveness = Liveness(now, loss_after=settings.loss_after, stall_grace=settings.stall_grace)
+        self._handshake_until = now + settings.handshake_timeout
+        self._preambles: dict[int, float] = {}
+        self._peer_opened = 0
+        self._violations = 0
+        self._pings = 0
+        self._sent = 0
+        self._received = 0
+        self._key_from = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._flush_handle: asyncio.Handle | None = None
+
+    def __repr__(self) -> str:
+        peer = "?" if self.peer is None else f"{self.peer:016x}"
+        return f"<Link {self.alpn} {'to' if self.dialled else 'from'} {peer} {self.state.name}>"
+
+    # What arrives
+
+    def receive(self, data: bytes, address: Address, now: float) -> None:
+        """Feeds one datagram. Events wait for `pump`."""
+        self._received += 1
+        self._liveness.heard(now)
+        try:
+            self.quic.receive_datagram(data, address, now)
+        except Exception as error:  # a stranger's bytes must not stop the loop
+            logger.warning("%r: datagram refused: %s: %s", self, type(error).__name__, error)
+            self.quic.close(error_code=CloseCode.VIOLATION, reason_phrase="malformed")
+
+    def pump(self, now: float) -> None:
+        """After a batch of datagrams or a timer: events, state, blocked senders, one flush."""
+        if self.state is LinkState.CLOSED:
+            return
+        while (event := self.quic.next_event()) is not None:
+            self._handle(event, now)
+        ending = self.quic.ending
+        if ending is not None:
+            self._conclude(ending, now)
+            return
+        if self.state is LinkState.HANDSHAKE and self.quic.confirmed:
+            self._become_ready(now)
+        for handler in tuple(self.blocked):
+            handler.poke()
+        self.flush(now)
+        self.activity.fire()
+
+    def _handle(self, event: events.QuicEvent, now: float) -> None:
+        match event:
+            case events.StreamDataReceived(data=data, end_stream=end, stream_id=stream_id):
+                handler = self._handler(stream_id, now)
+                if handler is not None:
+                    handler.received(data, end)
+            case events.StreamReset(stream_id=stream_id):
+                handler = self._handler(stream_id, now)
+                if handler is not None:
+                    handler.reset()
+            case events.StopSendingReceived(stream_id=stream_id):
+                handler = self.handlers.get(stream_id)
+                if handler is not None:
+                    handler.stopped()
+            case events.ConnectionIdIssued(connection_id=connection_id):
+                self._carrier.add_id(connection_id, self)
+            case events.ConnectionIdRetired(connection_id=connection_id):
+                self._carrier.remove_id(connection_id)
+            case events.ProtocolNegotiated(alpn_protocol=alpn):
+                self.alpn = alpn
+            case events.HandshakeCompleted() if self.quic.claim is None:
+                # aioquic lets a client without a certificate through; this is where it ends.
+                self.quic.close(error_code=CloseCode.NO_CERTIFICATE, reason_phrase="no certificate")
+
+    def _handler(self, stream_id: int, now: float) -> StreamHandler | None:
+        handler = self.handlers.get(stream_id)
+        if handler is not None or self.quic.claim is None:
+            return handler
+        locally_initiated = (stream_id & 1 == 0) == self.dialled
+        if locally_initiated or stream_id // 4 < self._peer_opened:
+            return None  # ended here; what still arrives for it has no reader
+        kind = stream_id & 3
+        # A stream opens all lower ones of its kind (RFC 9000 section 2.1): each has its deadline from now.
+        for index in range(self._peer_opened, stream_id // 4 + 1):
+            opened = index * 4 + kind
+            self.handlers[opened] = self._owner.stream_opened(self, opened)
+            self._preambles[opened] = now + self.settings.preamble_timeout
+        self._peer_opened = stream_id // 4 + 1
+        return self.handlers[stream_id]
+
+    def _become_ready(self, now: float) -> None:
+        claim = self.quic.claim
+        assert claim is not None
+        self.state = LinkState.READY
+        self.ready_at = now
+        self.peer_key, self.epoch = claim.public_key, claim.epoch
+        self._owner.link_ready(self)
+
+    # What streams ask for
+
+    @property
+    def busy(self) -> bool:
+        """Whether any stream is open."""
+        return bool(self.handlers)
+
+    def preamble_done(self, stream_id: int) -> None:
+        self._preambles.pop(stream_id, None)
+
+    def drop(self, stream_id: int) -> None:
+        """The stream has no owner any more."""
+        self._preambles.pop(stream_id, None)
+        handler = self.handlers.pop(stream_id, None)
+        if handler is not None:
+            self.blocked.discard(handler)
+
+    def violation(self, stream_id: int, code: StreamCode, why: str) -> None:
+        """Stops a peer's stream that cannot be an edge; too many of them close the connection."""
+        logger.warning("%r: stream %d: %s", self, stream_id, why)
+        self._violations += 1
+        self.drop(stream_id)
+        self.quic.stop_receiving(stream_id, code)
+        if self._violations > self.settings.violations_allowed:
+            self.quic.close(error_code=CloseCode.VIOLATION, reason_phrase=why)
+        self.flush_soon()
+
+    # What leaves
+
+    def flush(self, now: float | None = None) -> None:
+        """Sends what the connection has to send, now; nothing while the socket is full."""
+        if self.state is LinkState.CLOSED:
+            return
+        if self._carrier.blocked:
+            self._carrier.defer(self)
+            return
+        now = self._loop.time() if now is None else now
+        if (
+            self.dialled
+            and max(self._sent, self._received) - self._key_from >= self.settings.key_update_packets
+        ):
+            self._key_from = max(self._sent, self._received)
+            self.quic.request_key_update()
+        self.quic.renew_burst()
+        for data, address in self.quic.datagrams_to_send(now):
+            self._sent += 1
+            self._carrier.send(data, address)
+        if self.quic.burst_exhausted:
+            self.flush_soon()
+        self._arm()
+
+    def flush_soon(self) -> None:
+        """Flushes in the next turn of the loop, once for all who asked."""
+        if self._flush_handle is None and self.state is not LinkState.CLOSED:
+            self._flush_handle = self._loop.call_soon(self._flush_now)
+
+    def _flush_now(self) -> None:
+        self._flush_handle = None
+        now = self._loop.time()
+        if self.quic.ending is not None:
+            self.pump(now)
+        else:
+            self.flush(now)
+
+    # Time
+
+    @property
+    def _interval(self) -> float:
+        return self.settings.probe_interval if self.handlers else self.settings.keepalive_interval
+
+    def _next_deadline(self) -> float:
+        if self.state is LinkState.HANDSHAKE:
+            return self._handshake_until
+        deadline = self._liveness.next_look(self._interval)
+        for until in self._preambles.values():
+            return min(deadline, until)  # all have the same span, so the oldest entry is the first due
+        return deadline
+
+    def _arm(self) -> None:
+        at = self._next_deadline()
+        quic_at = self.quic.get_timer()
+        if quic_at is not None and quic_at < at:
+            at = quic_at
+        if self._timer is not None:
+            if self._timer.when() <= at:
+                return  # fires early and arms anew: cheaper than a cancelled timer per packet
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        due = self.quic.get_timer()
+        if due is not None and due <= now:
+            self.quic.handle_timer(now)
+        if self.quic.ending is None and self._next_deadline() <= now:
+            self._meet_deadlines()
+        self.pump(self._loop.time())
+
+    def _meet_deadlines(self) -> None:
+        # What has arrived is read before anyone is accused.
+        self._carrier.drain()
+        now = self._loop.time()
+        if self.state is LinkState.HANDSHAKE and now >= self._handshake_until:
+            self.quic.close(error_code=CloseCode.HANDSHAKE_TIMEOUT, reason_phrase="handshake timed out")
+        if self.state is not LinkState.READY:
+            return
+        for stream_id in [s for s, until in self._preambles.items() if until <= now]:
+            self.violation(stream_id, StreamCode.PREAMBLE_TIMEOUT, "no whole preamble in time")
+        match self._liveness.look(now, self._interval):
+            case Verdict.PING:
+                self._pings += 1
+                self.quic.send_ping(self._pings)
+            case Verdict.LOST:
+                why = f"no answer to a ping for {self.settings.loss_after:g} s"
+                self.quic.close(error_code=CloseCode.UNRESPONSIVE, reason_phrase=why)
+            case Verdict.WAIT:
+                pass
+
+    # The end
+
+    def close(self, code: CloseCode, reason: str) -> None:
+        """Ends the connection from this side and tells the peer; its streams break here with `reason`."""
+        if self.state is LinkState.CLOSED:
+            return
+        self.quic.close(error_code=code, reason_phrase=reason)
+        self._conclude(
+            self.quic.ending or Ending(code, reason, by_peer=False, application=True), self._loop.time()
+        )
+
+    def lose(self, why: str) -> None:
+        """The connection is known to be dead, by other evidence than its own."""
+        if self.state is not LinkState.CLOSED:
+            self._end(why, lost=self.state is LinkState.READY, farewell=None)
+
+    def _conclude(self, ending: Ending, now: float) -> None:
+        farewell = None
+        if not ending.by_peer and not self._carrier.blocked:
+            for farewell, address in self.quic.datagrams_to_send(now):
+                self._carrier.send(farewell, address)
+        if ending.by_peer:
+            reason = f"the peer closed the connection: {ending.reason or f'code {ending.code:#x}'}"
+        else:
+            reason = ending.reason or f"connection error {ending.code:#x}"
+        deliberate = ending.application and (ending.by_peer or ending.code != CloseCode.UNRESPONSIVE)
+        self.fatal = bool(self.quic.refusal) and not ending.by_peer
+        self._end(reason, lost=self.state is LinkState.READY and not deliberate, farewell=farewell)
+
+    def _end(self, reason: str, *, lost: bool, farewell: bytes | None) -> None:
+        self.state = LinkState.CLOSED
+        self.reason = reason
+        for handle in (self._timer, self._flush_handle):
+            if handle is not None:
+                handle.cancel()
+        self._timer = self._flush_handle = None
+        self._carrier.forget(self, farewell)
+        handlers, self.handlers = tuple(self.handlers.values()), {}
+        self.blocked.clear()
+        for handler in handlers:
+            handler.broken(reason)
+        self._owner.link_ended(self, lost)
+        self.activity.fire()
