@@ -33,7 +33,7 @@ class EventName(StrEnum):
     EXECUTE_STEP_STARTED = "execute_step_started"
     OBJECT_PRODUCED = "object_produced"
     STEP_COMPLETED = "step_completed"
-    TOKEN_RECEIVED = "token_received"  # noqa: S105 - an event name
+    TOKEN_RECEIVED = "token_received"
     RUN_COMPLETED = "run_completed"
     RUN_FAULTED = "run_faulted"
     RUN_STOPPED = "run_stopped"

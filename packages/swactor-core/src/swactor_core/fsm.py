@@ -100,9 +100,7 @@ class Machine(Generic[StateT]):
             key = (row.source, row.event)
             assert key not in index, f"{cls.NAME}: two rows for {row.source} on {row.event.__name__}"
             assert row.handler is None or hasattr(cls, row.handler), f"{cls.NAME}: no handler {row.handler}"
-            assert row.handler is not None or len(row.targets) == 1, (
-                f"{cls.NAME}: a row without handler has one target"
-            )
+            assert row.handler or len(row.targets) == 1, f"{cls.NAME}: no handler, several targets"
             index[key] = row
         cls._INDEX = index
 
@@ -117,10 +115,9 @@ class Machine(Generic[StateT]):
 
     def step(self, event: object, now: float) -> tuple[Action, ...]:
         """Takes one event. Raises InvalidTransition, having changed nothing."""
-        if isinstance(event, TimerFired):
-            if self._timers.get(event.name) != event.generation:
-                self.late_timers += 1
-                return ()
+        if isinstance(event, TimerFired) and self._timers.get(event.name) != event.generation:
+            self.late_timers += 1
+            return ()
         row = self._INDEX.get((self.state, type(event)))
         if row is None:
             raise InvalidTransition(self.NAME, self.state, event)
@@ -131,9 +128,7 @@ class Machine(Generic[StateT]):
             target, actions = row.targets[0], ()
         else:
             target, actions = getattr(self, row.handler)(event, now)
-            assert target in row.targets, (
-                f"{self.NAME}: {row.handler} went to {target}, the table allows {row.targets}"
-            )
+            assert target in row.targets, f"{self.NAME}: {row.handler} went to {target}, not in its row"
         self.state = target  # type: ignore[assignment] # rows hold this machine's own states
         for observer in self.observers:
             observer(self.NAME, source, type(event), target)

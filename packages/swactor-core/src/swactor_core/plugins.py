@@ -109,7 +109,7 @@ class Plugins:
             self.manager.unregister(plugin)
 
     def select(self, kind: Kind, name: str) -> Provider:
-        """The provider of that kind and name. Raises PluginError: absent, ambiguous, or from a broken plug-in."""
+        """The provider of that kind and name. Raises PluginError: absent, ambiguous or broken."""
         owners = self._owners.get((kind, name), [])
         if len(owners) > 1:
             names = " and ".join(f"{o.distribution} {o.version}".strip() for o in owners)
@@ -122,7 +122,7 @@ class Plugins:
             have = sorted(n for k, n in self._owners if k is kind) or ["none"]
             raise PluginError(
                 f"no {kind} plug-in named {name!r} (have: {', '.join(have)})" + (f"; {why}" if why else ""),
-                hint=f"install one, for example `pip install swactor[all]`, or set {kind} to one of the names above",
+                hint=f"`pip install swactor[all]` has them all; or set {kind} to one of the names above",
             )
         return next(p for p in owners[0].providers if p.kind is kind and p.name == name)
 
@@ -143,7 +143,7 @@ class Plugins:
         return failures
 
 
-class _Incompatible(Exception):  # noqa: N818 - a private signal, not an error that leaves this module
+class _Incompatible(Exception):
     pass
 
 

@@ -47,7 +47,7 @@ class ObjectHeader:
         )
 
 
-class HeaderRejected(Exception):  # noqa: N818 - carries a taxonomy member, the spec's word for it
+class HeaderRejected(Exception):
     """The record must be rejected before a device object exists; `reason` says why."""
 
     def __init__(self, reason: ObjectFailure, detail: str, header: ObjectHeader | None = None) -> None:
@@ -75,7 +75,7 @@ def decode_object_header(data: bytes | memoryview) -> ObjectHeader:
 
 
 def check_object_header(header: ObjectHeader, spec: ObjectSpec, expected: Sequence) -> None:
-    """Raises HeaderRejected when the extent or the sequence breaks the edge's ObjectSpec (spec section 17)."""
+    """Raises HeaderRejected when extent or sequence break the edge's ObjectSpec (spec section 17)."""
     if header.extent > spec.max_extent:
         detail = f"extent {header.extent} above {spec.max_extent}"
         raise HeaderRejected(ObjectFailure.EXTENT_EXCEEDS_MAX, detail, header)

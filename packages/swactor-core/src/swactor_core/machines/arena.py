@@ -13,7 +13,7 @@ from enum import StrEnum
 from swactor_core.events import EventName
 from swactor_core.faults import LeaseRejection
 from swactor_core.fsm import Action, Effect, Emit, Machine, Outcome, Row, Send
-from swactor_core.ids import LeaseRequestId, RingId
+from swactor_core.ids import RingId
 from swactor_core.messages import (
     Address,
     ArenaConstructed,

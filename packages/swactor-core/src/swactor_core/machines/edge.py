@@ -97,7 +97,7 @@ class EdgeRecord(Machine[EdgeProvisionState]):
         Row(S.READY, StreamFault, "_stream_fault", (S.STOPPING_PUMP,)),
         Row(S.READY, RingFault, "_ring_fault", (S.STOPPING_PUMP,)),
         Row(S.READY, RingQuiesced, "_reaped", (S.STOPPING_PUMP,)),
-        Row(S.READY, StreamClosed, None, (S.READY,)),  # the worker's parser classifies the end of stream
+        Row(S.READY, StreamClosed, None, (S.READY,)),  # the worker's parser judges it
         Row(S.READY, StopEdge, "_stop", (S.STOPPING_PUMP,)),
         Row(S.STOPPING_PUMP, PumpStopped, "_pump_stopped", (S.STOPPING_WORKER_RING, S.RELEASING_ARENA)),
         Row(S.STOPPING_PUMP, RingQuiesced, "_note_quiesced", (S.STOPPING_PUMP,)),

@@ -1,7 +1,7 @@
 """GpuWorkerCtl (spec sections 28 and 31): one worker process at a time, its generation, rings and events.
 
-Owns who may talk to the worker and when; routes its events; turns its death into faults and into the proof
-that its rings are reaped. Knows no pipe and no process: `SpawnWorker`, `WriteWorker`, `KillWorker` are effects.
+Owns who may talk to the worker and when; routes its events; turns its death into faults and into the
+proof that its rings are reaped. Knows no pipe and no process: `SpawnWorker`, `WriteWorker`, `KillWorker` are effects.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ _ROUTED: dict[type[Any], Address] = {
 
 @dataclass(frozen=True, slots=True)
 class FromWorker:
-    """A worker event of `generation`, as the process adapter read it. One of an older generation is dropped."""
+    """A worker event of `generation`, as the process adapter read it; older generations are dropped."""
 
     generation: WorkerGeneration
     event: object

@@ -16,7 +16,7 @@ Sink = Callable[[dict[str, Any]], None]
 
 
 class EventBus:
-    """One per process. Per-object events are stamped only when `objects` is set: they are on the token path."""
+    """One per process. Per-object events are stamped only with `objects`: they are on the token path."""
 
     def __init__(self, node_id: NodeId, *, objects: bool = False) -> None:
         self.node_id = node_id
@@ -48,7 +48,7 @@ class JsonLinesSink:
 
     def __init__(self, path: str) -> None:
         try:
-            self._file: IO[str] = Path(path).open("w", encoding="utf-8")
+            self._file: IO[str] = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed by close()
         except OSError as error:
             raise UsageError(
                 f"events file {path!r}: {error.strerror}", hint="name a file that can be written"

@@ -6,7 +6,7 @@ then calls these interfaces directly, never through a hook.
 
 from swactor_core.spi.arena import Arena, ArenaView, Ring
 from swactor_core.spi.loader import Loader, Model, ModelFacts, TensorRef, TextStream, Tokenizer
-from swactor_core.spi.membership import Member, MemberState, Membership, MembershipContext
+from swactor_core.spi.membership import Member, Membership, MembershipContext, MemberState
 from swactor_core.spi.provider import Kind, Provider
 from swactor_core.spi.transport import ControlChannel, RecvEdge, SendEdge, Transport, TransportContext
 from swactor_core.spi.worker import DeviceBridge, StageRole, WorkerBackend
