@@ -1,0 +1,343 @@
+"""Placement (spec sections 10 and 11): inventory and model facts to the one RunPlan of a run.
+
+Pure: no clock, no randomness, no I/O; the same arguments give the same plan. Knows byte counts and memory,
+not tensors or devices. One stage a node, in the order of the inventory. `plan_validation.py` states what any
+plan must satisfy, whoever made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from math import lcm
+from typing import NoReturn
+
+from swactor_core.errors import UsageError
+from swactor_core.ids import EdgeId, NodeId, RunId, StageIndex, node_hex
+from swactor_core.plan import (
+    EdgeEndpoint,
+    EdgeKind,
+    EdgePlan,
+    GgufModelPlan,
+    GgufSource,
+    RunPlan,
+    RuntimePlan,
+    SamplingPolicy,
+    StagePlan,
+    TokenOutputPolicy,
+)
+from swactor_core.plan_validation import validate_plan
+from swactor_core.specs import (
+    CACHE_LINE,
+    OBJECT_HEADER_BYTES,
+    DTypeFamily,
+    ObjectKind,
+    ObjectSpec,
+    activation_max_extent,
+)
+from swactor_core.spi.loader import ModelFacts
+
+__all__ = ["EdgeIdAllocator", "NodeCapacity", "RuntimeChoices", "partition", "plan_run", "validate_plan"]
+
+TOKEN_BYTES = 4
+LOGIT_BYTES = 4
+MIN_RING = 64 << 10
+MAX_RING = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCapacity:
+    """One node of the inventory (spec section 4). `memory_bytes` is what it declares for weights and KV
+    cache; None says nothing is declared: it is given an average share and anything fits."""
+
+    node_id: NodeId
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeChoices:
+    """What the operator chose for one run. `prompt` and `end_of_generation` are token ids;
+    `dtype_family` and `dtype_width_bytes` are of activations on the wire; `ring_capacity` in bytes, of
+    every edge, None for a default by object size."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    end_of_generation: tuple[int, ...] = ()
+    sampling: SamplingPolicy = field(default_factory=SamplingPolicy)
+    token_output_policy: TokenOutputPolicy = TokenOutputPolicy.TOKEN_IDS
+    dtype_family: DTypeFamily = DTypeFamily.FLOAT
+    dtype_width_bytes: int = 4
+    ring_capacity: int | None = None
+
+
+class EdgeIdAllocator:
+    """Edge ids of one orchestrator: each is given once, over all its runs (spec section 6)."""
+
+    def __init__(self, start: int = 1) -> None:
+        if not 0 <= start < 1 << 63:
+            raise ValueError(f"edge ids cannot start at {start}")
+        self._next = start
+
+    def take(self) -> EdgeId:
+        edge_id, self._next = EdgeId(self._next), self._next + 1
+        return edge_id
+
+
+def plan_run(
+    inventory: Sequence[NodeCapacity],
+    facts: ModelFacts,
+    *,
+    source: GgufSource,
+    choices: RuntimeChoices,
+    run_id: RunId,
+    orchestrator: NodeId,
+    edge_ids: EdgeIdAllocator,
+) -> RunPlan:
+    """The plan of one run, valid by `validate_plan`.
+
+    Raises UsageError for what cannot run: no node, more nodes than layers, a prompt longer than the context,
+    a stage that no declared memory holds. `max_tokens` of the plan is what the context has room for.
+    """
+    prompt = len(choices.prompt)
+    _check_choices(facts, choices)
+    max_seq_len = min(prompt + choices.max_tokens, facts.context_length)
+    # The last token is never fed back, so it needs no place in the context.
+    max_tokens = min(choices.max_tokens, max_seq_len - prompt + 1)
+    starts = partition(inventory, facts, max_seq_len=max_seq_len)
+    edges = _edges(inventory, facts, choices, max_seq_len, run_id, orchestrator, edge_ids)
+    stages = tuple(
+        StagePlan(
+            run_id=run_id,
+            stage_index=StageIndex(index),
+            stage_count=len(inventory),
+            node_id=node.node_id,
+            gguf_source=source,
+            layer_start=start,
+            layer_end_exclusive=end,
+            inbound_edge=edges[index].edge_id,
+            outbound_edge=edges[index + 1].edge_id,
+        )
+        for index, (node, (start, end)) in enumerate(zip(inventory, pairwise(starts), strict=True))
+    )
+    model = GgufModelPlan(
+        model_id=facts.model_id,
+        gguf_source=source,
+        num_layers=facts.num_layers,
+        hidden_dim=facts.hidden_dim,
+        vocab_size=facts.vocab_size,
+        dtype_family=choices.dtype_family,
+        dtype_width_bytes=choices.dtype_width_bytes,
+        max_seq_len=max_seq_len,
+        end_of_generation=tuple(sorted(set(choices.end_of_generation))),
+    )
+    runtime = RuntimePlan(choices.prompt, choices.sampling, choices.token_output_policy)
+    plan = RunPlan(run_id, model, runtime, stages, edges, max_tokens)
+    validate_plan(plan)
+    return plan
+
+
+def _check_choices(facts: ModelFacts, choices: RuntimeChoices) -> None:
+    if not choices.prompt:
+        raise UsageError("the prompt has no token", hint="give a prompt that is not empty")
+    if choices.max_tokens < 1:
+        raise UsageError(f"max_tokens is {choices.max_tokens}", hint="ask for at least one token")
+    if len(choices.prompt) > facts.context_length:
+        raise UsageError(
+            f"the prompt has {len(choices.prompt)} tokens and {facts.model_id!r} a context of "
+            f"{facts.context_length}",
+            hint="shorten the prompt",
+        )
+    for name, ids in (("the prompt", choices.prompt), ("end_of_generation", choices.end_of_generation)):
+        outside = next((token for token in ids if not 0 <= token < facts.vocab_size), None)
+        if outside is not None:
+            raise UsageError(
+                f"{name} has the id {outside} and {facts.model_id!r} a vocabulary of {facts.vocab_size}",
+                hint="encode it with this model's tokenizer",
+            )
+    ring = choices.ring_capacity
+    if ring is not None and (ring < CACHE_LINE or ring % CACHE_LINE):
+        raise UsageError(f"ring_capacity is {ring}", hint=f"give a multiple of {CACHE_LINE} bytes")
+
+
+# placement
+
+
+class _Costs:
+    """Bytes of stages. `stored(s, a, b)` is of stage s with layers [a, b): its blocks, the embedding on the
+    first stage, the head on the last; a tied table that one stage uses for both lies there once."""
+
+    def __init__(self, inventory: Sequence[NodeCapacity], facts: ModelFacts, max_seq_len: int) -> None:
+        self.memory = [node.memory_bytes for node in inventory]
+        self._last = len(inventory) - 1
+        self._facts = facts
+        self._layers = [0, *accumulate(facts.layer_bytes)]
+        self._kv = [0, *accumulate(per_token * max_seq_len for per_token in facts.kv_bytes_per_token)]
+        declared = [memory for memory in self.memory if memory is not None]
+        average = max(sum(declared) // len(declared), 1) if declared else 1
+        shares = [average if memory is None else memory for memory in self.memory]
+        # Integers in the ratio of one over the share: loads compare exactly, without rounding.
+        whole = lcm(*shares)
+        self._weight = [whole // share for share in shares]
+
+    def stored(self, stage: int, start: int, end: int) -> int:
+        total = self._layers[end] - self._layers[start]
+        if stage == 0:
+            total += self._facts.embedding_bytes
+        if stage == self._last:
+            total += self._facts.head_bytes
+            if stage == 0 and self._facts.tied_head:
+                total -= self._facts.embedding_bytes
+        return total
+
+    def load(self, stage: int, start: int, end: int) -> int:
+        """Stored bytes over the node's share of the memory, scaled to an integer."""
+        return self.stored(stage, start, end) * self._weight[stage]
+
+    def need(self, stage: int, start: int, end: int) -> int:
+        """What must lie in the node's memory: weights and the KV cache of the whole run."""
+        return self.stored(stage, start, end) + self._kv[end] - self._kv[start]
+
+    def fits(self, stage: int, start: int, end: int) -> bool:
+        memory = self.memory[stage]
+        return memory is None or self.need(stage, start, end) <= memory
+
+
+def partition(inventory: Sequence[NodeCapacity], facts: ModelFacts, *, max_seq_len: int) -> tuple[int, ...]:
+    """The bounds 0 = b0 < b1 < … < bn = num_layers of the stages' layer ranges, stage i on node i.
+
+    Of all partitions that fit the declared memories, one with the least greatest load (stored bytes over
+    share of memory), and of those the one with the least sum of squared loads. Raises UsageError, naming
+    stage, need and have, when none fits.
+    """
+    stages, layers = len(inventory), facts.num_layers
+    if stages == 0:
+        raise UsageError("there is no node to run on", hint="start at least one node")
+    if stages > layers:
+        raise UsageError(
+            f"{stages} nodes for a model of {layers} layers",
+            hint=f"use at most {layers} nodes for this model",
+        )
+    if len({node.node_id for node in inventory}) < stages:
+        raise UsageError("a node is in the inventory twice", hint="list each node once")
+    for node in inventory:
+        if node.memory_bytes is not None and node.memory_bytes < 1:
+            raise UsageError(
+                f"node {node_hex(node.node_id)} declares {node.memory_bytes} bytes of memory",
+                hint="declare what it has, or nothing",
+            )
+    costs = _Costs(inventory, facts, max_seq_len)
+    best = _best_bounds(costs, stages, layers, fit=True)
+    if best is None:
+        _refuse(costs, inventory, _best_bounds(costs, stages, layers, fit=False))
+    return best
+
+
+def _best_bounds(costs: _Costs, stages: int, layers: int, *, fit: bool) -> tuple[int, ...] | None:
+    """The dynamic programme twice: for the least greatest load, then for the least squares under it."""
+    greatest = _programme(costs, stages, layers, fit=fit, ceiling=None)
+    if greatest is None:
+        return None
+    return (_programme(costs, stages, layers, fit=fit, ceiling=greatest[0]) or greatest)[1]
+
+
+def _programme(
+    costs: _Costs, stages: int, layers: int, *, fit: bool, ceiling: int | None
+) -> tuple[int, tuple[int, ...]] | None:
+    """(value, bounds) of the best partition of all layers over all stages, or None.
+
+    best[end] is the least value of layers [0, end) on the stages so far: the greatest load without a ceiling,
+    the sum of squared loads, each under the ceiling, with one. Every stage has a layer.
+    """
+    best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}
+    for stage in range(stages):
+        following = dict[int, tuple[int, tuple[int, ...]]]()
+        remaining = stages - stage - 1
+        for end in [layers] if remaining == 0 else range(stage + 1, layers - remaining + 1):
+            chosen: tuple[int, tuple[int, ...]] | None = None
+            for start in range(end - 1, stage - 1, -1):
+                load = costs.load(stage, start, end)
+                # Going down, the stage only grows: what is too much stays too much.
+                if (fit and not costs.fits(stage, start, end)) or (ceiling is not None and load > ceiling):
+                    break
+                if chosen is not None and (load if ceiling is None else load * load) >= chosen[0]:
+                    break
+                before = best.get(start)
+                if before is None:
+                    continue
+                value = max(before[0], load) if ceiling is None else before[0] + load * load
+                if chosen is None or value < chosen[0]:
+                    chosen = (value, (*before[1], end))
+            if chosen is not None:
+                following[end] = chosen
+        best = following
+    return best.get(layers)
+
+
+def _refuse(costs: _Costs, inventory: Sequence[NodeCapacity], bounds: tuple[int, ...] | None) -> NoReturn:
+    """Names the stage that lacks most in the partition that would be the best if memory did not matter."""
+    assert bounds is not None
+    lacking = []
+    for stage, (start, end) in enumerate(pairwise(bounds)):
+        memory = costs.memory[stage]
+        if memory is not None and (need := costs.need(stage, start, end)) > memory:
+            lacking.append((need - memory, stage, start, end, need, memory))
+    _, stage, start, end, need, memory = max(lacking)
+    raise UsageError(
+        f"the model does not fit: stage {stage} on node {node_hex(inventory[stage].node_id)} with layers "
+        f"[{start}, {end}) needs {need} bytes for weights and KV cache and has {memory}",
+        hint="add nodes, take a smaller quantisation, or ask for fewer tokens",
+    )
+
+
+# edges
+
+
+def _edges(
+    inventory: Sequence[NodeCapacity],
+    facts: ModelFacts,
+    choices: RuntimeChoices,
+    max_seq_len: int,
+    run_id: RunId,
+    orchestrator: NodeId,
+    edge_ids: EdgeIdAllocator,
+) -> tuple[EdgePlan, ...]:
+    """Token-in, the activation edges in stage order, token-out: edge i ends at stage i."""
+    home = EdgeEndpoint(orchestrator)
+    ends = [home, *(EdgeEndpoint(node.node_id, StageIndex(i)) for i, node in enumerate(inventory)), home]
+    tokens = ObjectSpec(ObjectKind.TOKENS, max_seq_len * TOKEN_BYTES, DTypeFamily.UNSIGNED, TOKEN_BYTES, 1)
+    activation = ObjectSpec(
+        ObjectKind.ACTIVATION,
+        activation_max_extent(max_seq_len, facts.hidden_dim, choices.dtype_width_bytes),
+        choices.dtype_family,
+        choices.dtype_width_bytes,
+        facts.hidden_dim,
+        alignment=choices.dtype_width_bytes,
+    )
+    result = ObjectSpec(ObjectKind.TOKENS, TOKEN_BYTES, DTypeFamily.UNSIGNED, TOKEN_BYTES, 1)
+    if choices.token_output_policy is TokenOutputPolicy.LOGITS:
+        row = facts.vocab_size * LOGIT_BYTES
+        result = ObjectSpec(ObjectKind.LOGITS, row, DTypeFamily.FLOAT, LOGIT_BYTES, facts.vocab_size)
+    between = len(inventory) - 1
+    kinds = [EdgeKind.TOKEN_IN, *[EdgeKind.ACTIVATION] * between, EdgeKind.TOKEN_OUT]
+    specs = [tokens, *[activation] * between, result]
+    return tuple(
+        EdgePlan(
+            run_id=run_id,
+            edge_id=edge_ids.take(),
+            kind=kind,
+            producer=producer,
+            consumer=consumer,
+            object_spec=spec,
+            ring_capacity=default_ring_capacity(spec)
+            if choices.ring_capacity is None
+            else choices.ring_capacity,
+        )
+        for kind, spec, (producer, consumer) in zip(kinds, specs, pairwise(ends), strict=True)
+    )
+
+
+def default_ring_capacity(spec: ObjectSpec) -> int:
+    """A power of two between 64 KiB and 1 MiB that holds the largest record, as far as 1 MiB does."""
+    record = OBJECT_HEADER_BYTES + spec.max_extent
+    return min(max(1 << (record - 1).bit_length(), MIN_RING), MAX_RING)
