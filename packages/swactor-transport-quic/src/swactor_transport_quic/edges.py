@@ -46,7 +46,7 @@ class QuicSendEdge:
         """Whether nothing of a finished stream still waits for its acknowledgement."""
         return not self._finished or bool(self._broken) or self._half.delivered
 
-    def _room(self) -> int:
+    def room(self) -> int:
         unacknowledged = self._half.unacknowledged
         if self._full and unacknowledged > self._bound // 2:
             return 0
@@ -66,7 +66,7 @@ class QuicSendEdge:
             self._turn = 0
             await asyncio.sleep(0)
         self._check()
-        while (room := self._room()) <= 0:
+        while (room := self.room()) <= 0:
             self._link.blocked.add(self)
             await self._room_made.wait()
             self._turn = 0
@@ -116,7 +116,7 @@ class QuicSendEdge:
         if self._finished:
             if self._half.delivered:
                 self._link.drop(self._half.stream_id)
-        elif self._room() > 0:
+        elif self.room() > 0:
             self._link.blocked.discard(self)
             self._room_made.fire()
 
@@ -232,10 +232,14 @@ class QuicRecvEdge:
         pass
 
 
-class EdgeArrival:
-    """A uni-stream whose preamble is not yet whole. `accept` makes the edge or says why it may not be one."""
+EdgeAccept = Callable[[Link, int, EdgeId], QuicRecvEdge | None]
+"""Takes link, stream and edge id; None when that edge is already open there."""
 
-    def __init__(self, link: Link, stream_id: int, accept: Callable[[Link, int, EdgeId], str]) -> None:
+
+class EdgeArrival:
+    """A uni-stream whose preamble is not yet whole. `accept` makes the edge of a whole one."""
+
+    def __init__(self, link: Link, stream_id: int, accept: EdgeAccept) -> None:
         self._link = link
         self._stream_id = stream_id
         self._accept = accept
@@ -243,16 +247,20 @@ class EdgeArrival:
 
     def received(self, data: bytes, end: bool) -> None:
         self._preamble += data
-        if end or len(self._preamble) > PREAMBLE_BYTES:
-            self._link.violation(self._stream_id, StreamCode.PREAMBLE_INVALID, "stream ended in its preamble")
-        elif len(self._preamble) == PREAMBLE_BYTES:
-            self._link.preamble_done(self._stream_id)
-            refusal = self._accept(self._link, self._stream_id, decode_preamble(self._preamble))
-            if refusal:
-                self._link.violation(self._stream_id, StreamCode.DUPLICATE_EDGE, refusal)
+        if len(self._preamble) < PREAMBLE_BYTES:
+            if end:
+                self._link.violation(self._stream_id, StreamCode.PREAMBLE_INVALID, "ended in its preamble")
+            return
+        assert len(self._preamble) == PREAMBLE_BYTES, "the stream's credit ends with its preamble"
+        self._link.preamble_done(self._stream_id)
+        edge = self._accept(self._link, self._stream_id, decode_preamble(self._preamble))
+        if edge is None:
+            self._link.violation(self._stream_id, StreamCode.DUPLICATE_EDGE, "its edge is already open")
+        elif end:
+            edge.received(b"", True)
 
     def reset(self) -> None:
-        self._link.violation(self._stream_id, StreamCode.PREAMBLE_INVALID, "stream reset in its preamble")
+        self._link.violation(self._stream_id, StreamCode.PREAMBLE_INVALID, "reset in its preamble")
 
     def stopped(self) -> None:
         pass

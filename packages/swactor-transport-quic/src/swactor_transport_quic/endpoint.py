@@ -11,6 +11,7 @@ import errno
 import ipaddress
 import logging
 import socket
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ _BATCH = 64
 """Datagrams read in one wake-up before links are pumped."""
 _LARGEST_READ = 16_384
 _LONG_HEADER = 0x80
+_IP_RECVERR = 11  # linux/in.h
+_IPV6_RECVERR = 25  # linux/in6.h
 _FAREWELLS_KEPT = 128
 _FAREWELL_REPLIES = 3
 
@@ -53,6 +56,8 @@ class Endpoint:
         self._unsent: deque[tuple[bytes, Address]] = deque()
         self._deferred: dict[Link, None] = {}
         self._admission = Admission(settings)
+        self._refused: set[Address] = set()
+        self._refused_handle: asyncio.Handle | None = None
         self.blocked = False
         self.receive_buffer = 0
         self.send_errors = 0
@@ -72,6 +77,9 @@ class Endpoint:
             udp.setblocking(False)
             if family == socket.AF_INET6:
                 udp.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                udp.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVERR, 1)
+            # With this a closed port at the other end is reported, which tells a killed process at once.
+            udp.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)
             for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
                 udp.setsockopt(socket.SOL_SOCKET, option, self._settings.socket_buffer)
             udp.bind((host, port))
@@ -100,6 +108,8 @@ class Endpoint:
         loop.remove_reader(udp)
         loop.remove_writer(udp)
         udp.close()
+        if self._refused_handle is not None:
+            self._refused_handle.cancel()
         self._farewells.clear()
         self._unsent.clear()
         self._deferred.clear()
@@ -169,7 +179,12 @@ class Endpoint:
             self._unsent.append((data, address))
             return
         try:
-            self._socket.sendto(data, address)
+            try:
+                self._socket.sendto(data, address)
+            except ConnectionRefusedError:
+                # An error that some earlier datagram met; this one was not tried.
+                self._read_errors()
+                self._socket.sendto(data, address)
         except (BlockingIOError, InterruptedError):
             self._unsent.append((data, address))
             self._block()
@@ -219,24 +234,51 @@ class Endpoint:
         assert udp is not None
         now = asyncio.get_running_loop().time()
         touched: dict[Link, None] = {}
-        more = True
-        for _ in range(_BATCH):
+        count = 0
+        while count < _BATCH:
             try:
                 data, address = udp.recvfrom(_LARGEST_READ)
             except (BlockingIOError, InterruptedError):
-                more = False
                 break
-            except OSError as error:
-                logger.debug("recvfrom: %s", error)
+            except OSError:
+                self._read_errors()
                 continue
+            count += 1
             link = self._route(data, address, now)
             if link is not None:
                 touched[link] = None
                 link.receive(data, address, now)
+        if not count:
+            self._read_errors()  # woken without a datagram: the error queue has something
         # Control first: a turn at full load on edges takes milliseconds.
         for link in sorted(touched, key=_edges_last):
             link.pump(now)
-        return more
+        return count == _BATCH
+
+    def _read_errors(self) -> None:
+        """Empties the error queue, which would wake the loop for ever, and notes refused addresses."""
+        udp = self._socket
+        assert udp is not None
+        for _ in range(_BATCH):
+            try:
+                _, ancillary, _, address = udp.recvmsg(1, 512, socket.MSG_ERRQUEUE)
+            except OSError:
+                break
+            for _, _, data in ancillary:
+                if len(data) >= 4 and int.from_bytes(data[:4], sys.byteorder) == errno.ECONNREFUSED:
+                    self._refused.add(address)
+        if self._refused and self._refused_handle is None:
+            # Not from here: this may be inside some link's flush, and its farewell may still wait to be read.
+            self._refused_handle = asyncio.get_running_loop().call_soon(self._report_refused)
+
+    def _report_refused(self) -> None:
+        self._refused_handle = None
+        refused, self._refused = self._refused, set()
+        self.drain()
+        for link in self.links:
+            # Only on this machine is the report beyond doubt; elsewhere it only ends an attempt.
+            if link.address in refused and (link.state is LinkState.HANDSHAKE or self.is_local(link.address)):
+                link.refused()
 
     def _route(self, data: bytes, address: Address, now: float) -> Link | None:
         if len(data) < 1 + CONNECTION_ID_BYTES:
@@ -273,10 +315,16 @@ def _edges_last(link: Link) -> bool:
 
 def is_loopback(host: str) -> bool:
     """Whether an address literal, possibly IPv4 mapped into IPv6 or with a zone, is of this machine."""
-    try:
-        literal = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
+    return _literal(host).is_loopback
+
+
+def is_unspecified(host: str) -> bool:
+    """Whether an address literal is a wildcard: 0.0.0.0 or ::."""
+    return _literal(host).is_unspecified
+
+
+def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    literal = ipaddress.ip_address(host)
     if isinstance(literal, ipaddress.IPv6Address) and literal.ipv4_mapped is not None:
-        return literal.ipv4_mapped.is_loopback
-    return literal.is_loopback
+        return literal.ipv4_mapped
+    return literal

@@ -22,7 +22,7 @@ _VALID_TO = datetime(9999, 12, 31, tzinfo=UTC)
 _LARGEST_EPOCH = 2**64 - 1
 
 
-class IdentityRejected(Exception):  # noqa: N818 - a verdict on a peer, not an error of this side
+class IdentityRejected(Exception):
     """The peer's certificate is not what this transport accepts; the text says why."""
 
 

@@ -21,6 +21,9 @@ from swactor_transport_quic.waiting import Signal
 
 logger = logging.getLogger(__name__)
 
+DUPLICATE_LINGER = 1.0
+"""Seconds that the weaker of two simultaneous connections stays, for whoever has not yet seen the other."""
+
 Address = tuple[str, int] | tuple[str, int, int, int]
 
 
@@ -47,6 +50,7 @@ class CloseCode(IntEnum):
     UNRESPONSIVE = 5
     HANDSHAKE_TIMEOUT = 6
     NO_CERTIFICATE = 7
+    INTERNAL = 8
 
 
 class StreamCode(IntEnum):
@@ -89,6 +93,7 @@ class LinkOwner(Protocol):
     def link_ready(self, link: Link) -> None: ...
     def link_ended(self, link: Link, lost: bool) -> None: ...
     def stream_opened(self, link: Link, stream_id: int) -> StreamHandler: ...
+    def has_better(self, link: Link) -> bool: ...
 
 
 class Link:
@@ -134,6 +139,7 @@ class Link:
         self._sent = 0
         self._received = 0
         self._key_from = 0
+        self._retire_at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._flush_handle: asyncio.Handle | None = None
 
@@ -157,6 +163,14 @@ class Link:
         """After a batch of datagrams or a timer: events, state, blocked senders, one flush."""
         if self.state is LinkState.CLOSED:
             return
+        try:
+            self._pump(now)
+        except Exception as error:
+            # One connection's fault ends that connection, not the loop and not its neighbours.
+            logger.exception("%r: internal error", self)
+            self.lose(f"internal error: {type(error).__name__}: {error}")
+
+    def _pump(self, now: float) -> None:
         while (event := self.quic.next_event()) is not None:
             self._handle(event, now)
         ending = self.quic.ending
@@ -220,11 +234,6 @@ class Link:
 
     # What streams ask for
 
-    @property
-    def busy(self) -> bool:
-        """Whether any stream is open."""
-        return bool(self.handlers)
-
     def preamble_done(self, stream_id: int) -> None:
         self._preambles.pop(stream_id, None)
 
@@ -276,11 +285,7 @@ class Link:
 
     def _flush_now(self) -> None:
         self._flush_handle = None
-        now = self._loop.time()
-        if self.quic.ending is not None:
-            self.pump(now)
-        else:
-            self.flush(now)
+        self.pump(self._loop.time())
 
     # Time
 
@@ -292,6 +297,8 @@ class Link:
         if self.state is LinkState.HANDSHAKE:
             return self._handshake_until
         deadline = self._liveness.next_look(self._interval)
+        if self._retire_at is not None:
+            deadline = min(deadline, self._retire_at)
         for until in self._preambles.values():
             return min(deadline, until)  # all have the same span, so the oldest entry is the first due
         return deadline
@@ -327,6 +334,8 @@ class Link:
             return
         for stream_id in [s for s, until in self._preambles.items() if until <= now]:
             self.violation(stream_id, StreamCode.PREAMBLE_TIMEOUT, "no whole preamble in time")
+        if self._retire_at is not None and now >= self._retire_at:
+            self._retire(now)
         match self._liveness.look(now, self._interval):
             case Verdict.PING:
                 self._pings += 1
@@ -338,6 +347,26 @@ class Link:
                 pass
 
     # The end
+
+    def supersede(self) -> None:
+        """Another connection serves better: this one closes after a while in which it has no streams."""
+        self._retire_at = self._loop.time() + DUPLICATE_LINGER
+        self._arm()
+
+    def _retire(self, now: float) -> None:
+        if not self._owner.has_better(self):
+            self._retire_at = None
+        elif self.handlers:
+            self._retire_at = now + DUPLICATE_LINGER
+        else:
+            self.quic.close(error_code=CloseCode.DUPLICATE, reason_phrase="duplicate connection")
+
+    def refused(self) -> None:
+        """The kernel says that nothing listens at the peer's address."""
+        if self.state is LinkState.HANDSHAKE:
+            self.lose("nothing listens there")
+        else:
+            self.lose("its port is closed: the process is gone")
 
     def close(self, code: CloseCode, reason: str) -> None:
         """Ends the connection from this side and tells the peer; its streams break here with `reason`."""
@@ -362,7 +391,7 @@ class Link:
             reason = f"the peer closed the connection: {ending.reason or f'code {ending.code:#x}'}"
         else:
             reason = ending.reason or f"connection error {ending.code:#x}"
-        deliberate = ending.application and (ending.by_peer or ending.code != CloseCode.UNRESPONSIVE)
+        deliberate = ending.application and ending.code != CloseCode.UNRESPONSIVE
         self.fatal = bool(self.quic.refusal) and not ending.by_peer
         self._end(reason, lost=self.state is LinkState.READY and not deliberate, farewell=farewell)
 

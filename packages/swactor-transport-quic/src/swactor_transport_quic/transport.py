@@ -14,26 +14,23 @@ from collections import deque
 from dataclasses import dataclass
 
 from swactor_core.errors import EdgeClosed, TransportError
-from swactor_core.ids import EdgeId, NodeId, node_hex, node_id_of
+from swactor_core.ids import EdgeId, NodeId, node_hex
 from swactor_core.spi.transport import ControlChannel, Peer, RecvEdge, SendEdge, TransportContext
 from swactor_core.wire import encode_preamble
 
 from swactor_transport_quic.admission import Admitted
+from swactor_transport_quic.compat import Connection
 from swactor_transport_quic.connections import ConnectionMaker
 from swactor_transport_quic.control import CHANNEL_HELLO, ChannelArrival, QuicControlChannel
 from swactor_transport_quic.edges import EdgeArrival, QuicRecvEdge, QuicSendEdge
-from swactor_transport_quic.endpoint import Endpoint
+from swactor_transport_quic.endpoint import Endpoint, is_unspecified
 from swactor_transport_quic.identity import Claim, public_key
 from swactor_transport_quic.link import Address, Alpn, CloseCode, Link, LinkState, StreamHandler
+from swactor_transport_quic.peers import LinkKey, PeerTable
 from swactor_transport_quic.settings import parse_settings
 from swactor_transport_quic.waiting import Signal
 
 logger = logging.getLogger(__name__)
-
-_DUPLICATE_LINGER = 1.0
-"""Seconds that the weaker of two simultaneous connections stays, for whoever has not yet seen the other."""
-
-_Key = tuple[NodeId, str]
 
 
 @dataclass(slots=True)
@@ -55,18 +52,17 @@ class QuicTransport:
         self._public_key = public_key(context.seed)
         self._maker = ConnectionMaker(seed=context.seed, epoch=context.epoch, settings=self._settings)
         self._endpoint = Endpoint(self._settings, self._accept)
-        self._peers: dict[NodeId, Peer] = {}
-        self._links: dict[_Key, list[Link]] = {}
-        self._dialling: dict[_Key, _Dialling] = {}
+        self._peers = PeerTable(context.node_id, context.authorise)
+        self._dialling: dict[LinkKey, _Dialling] = {}
         self._incoming: set[tuple[Link, EdgeId]] = set()
-        self._edges: deque[tuple[NodeId, EdgeId, QuicRecvEdge]] = deque()
-        self._channels: deque[QuicControlChannel] = deque()
+        self._edges: deque[tuple[Link, EdgeId, QuicRecvEdge]] = deque()
+        self._channels: deque[tuple[Link, QuicControlChannel]] = deque()
         self._edge_arrived = Signal()
         self._channel_arrived = Signal()
         self._changed = Signal()
         self._address: tuple[str, int] | None = None
         self._closing = False
-        self._closed: asyncio.Event = asyncio.Event()
+        self._closed = asyncio.Event()
 
     @property
     def host(self) -> str:
@@ -87,102 +83,59 @@ class QuicTransport:
         return self._public_key
 
     async def start(self) -> None:
+        if self._address is not None or self._closing:
+            raise TransportError("a transport starts once", hint="create a new one")
         self._endpoint.open(self._context.bind_host, self._context.bind_port)
         self._maker.receive_buffer = self._endpoint.receive_buffer
         self._address = self._endpoint.address
 
-    # Peers
+    # Peers and links
 
     def set_peer(self, peer: Peer) -> None:
-        self._peers[peer.node_id] = peer
+        self._peers.put(peer)
         for alpn in Alpn.ALL:
             dialling = self._dialling.get((peer.node_id, alpn))
             if dialling is not None:
                 dialling.not_before = 0.0
-        for link in self._links_of(peer.node_id):
-            if link.peer_key != peer.public_key:
-                link.close(CloseCode.REMOVED, f"peer {node_hex(peer.node_id)} now has another key")
-            elif link.epoch < peer.epoch:
-                link.close(
-                    CloseCode.FORMER_LIFE, f"peer {node_hex(peer.node_id)} was restarted (epoch {peer.epoch})"
-                )
+        for link, reason in list(self._peers.outdated(peer)):
+            link.close(CloseCode.FORMER_LIFE, reason)
         self._changed.fire()
 
     def remove_peer(self, node_id: NodeId) -> None:
         """Forgets the peer and ends its connections; one that `authorise` accepts may still dial."""
-        self._peers.pop(node_id, None)
-        for link in self._links_of(node_id):
-            link.close(CloseCode.REMOVED, f"peer {node_hex(node_id)} was removed")
+        self._peers.discard(node_id)
+        for link in self._peers.links_of(node_id):
+            link.close(CloseCode.REMOVED, "the peer was removed")
         self._changed.fire()
-
-    def _links_of(self, node_id: NodeId) -> list[Link]:
-        return [link for alpn in Alpn.ALL for link in self._links.get((node_id, alpn), ())]
-
-    def _node_of(self, key: bytes) -> NodeId | None:
-        return next((p.node_id for p in self._peers.values() if p.public_key == key), None)
-
-    def _judge_dialler(self, claim: Claim) -> str:
-        node_id = self._node_of(claim.public_key)
-        if node_id is not None:
-            known = self._peers[node_id].epoch
-            return f"epoch {claim.epoch} is a former life of epoch {known}" if claim.epoch < known else ""
-        try:
-            allowed = self._context.authorise(claim.public_key)
-        except Exception:
-            logger.exception("authorise failed; the dialler is refused")
-            allowed = False
-        return "" if allowed else f"key {claim.public_key.hex()} is not authorised"
-
-    @staticmethod
-    def _judge_answer(peer: Peer, claim: Claim) -> str:
-        if claim.public_key != peer.public_key:
-            return f"answers with key {claim.public_key.hex()}, expected {peer.public_key.hex()}"
-        if claim.epoch < peer.epoch:
-            return f"answers as epoch {claim.epoch}, expected {peer.epoch} or later"
-        return ""
-
-    # Links
 
     def _accept(self, admitted: Admitted, address: Address) -> Link:
         local = self._endpoint.is_local(address)
-        quic = self._maker.accepting(admitted, self._judge_dialler, local=local)
-        return Link(
-            quic,
-            carrier=self._endpoint,
-            owner=self,
-            settings=self._settings,
-            address=address,
-            dialled=False,
-            alpn=None,
-            expected=None,
-        )
+        quic = self._maker.accepting(admitted, self._peers.judge_dialler, local=local)
+        return self._link(quic, address, alpn=None, expected=None)
 
     def _dial(self, peer: Peer, alpn: str, address: Address) -> Link:
-        quic = self._maker.dialling(
-            alpn, lambda claim: self._judge_answer(peer, claim), local=self._endpoint.is_local(address)
-        )
-        link = Link(
-            quic,
-            carrier=self._endpoint,
-            owner=self,
-            settings=self._settings,
-            address=address,
-            dialled=True,
-            alpn=alpn,
-            expected=peer.node_id,
-        )
+        def judge(claim: Claim) -> str:
+            return self._peers.judge_answer(peer, claim)
+
+        quic = self._maker.dialling(alpn, judge, local=self._endpoint.is_local(address))
+        link = self._link(quic, address, alpn=alpn, expected=peer.node_id)
         self._endpoint.add_id(quic.host_cid, link)
         now = asyncio.get_running_loop().time()
         quic.connect(address, now)
         link.flush(now)
         return link
 
-    def _usable(self, key: _Key) -> Link | None:
-        """Of several, the one dialled by the smaller node id; of those, the newest."""
-        node_id, _ = key
-        we_dial = self._context.node_id < node_id
-        ready = [link for link in self._links.get(key, ()) if link.state is LinkState.READY]
-        return max(ready, key=lambda link: (link.dialled == we_dial, link.ready_at), default=None)
+    def _link(self, quic: Connection, address: Address, *, alpn: str | None, expected: NodeId | None) -> Link:
+        return Link(
+            quic,
+            carrier=self._endpoint,
+            owner=self,
+            settings=self._settings,
+            address=address,
+            dialled=expected is not None,
+            alpn=alpn,
+            expected=expected,
+        )
 
     async def _link_to(self, node_id: NodeId, alpn: str, deadline: float) -> Link:
         """A ready link; dials with growing pauses until `deadline`, seconds from now."""
@@ -190,11 +143,8 @@ class QuicTransport:
         until = loop.time() + deadline
         key = (node_id, alpn)
         while True:
-            if self._closing or self._address is None:
-                raise EdgeClosed(
-                    "the transport is closed" if self._closing else "the transport is not started"
-                )
-            link = self._usable(key)
+            self._check_open()
+            link = self._peers.usable(key)
             if link is not None:
                 return link
             peer = self._peers.get(node_id)
@@ -206,77 +156,65 @@ class QuicTransport:
             where = f"peer {node_hex(node_id)} at {peer.host}:{peer.port}"
             now = loop.time()
             if now >= until:
-                raise TransportError(f"{where} cannot be reached in {deadline:g} s: {state.last}")
+                raise TransportError(
+                    f"{where} cannot be reached in {deadline:.3g} s: {state.last}",
+                    hint="check that it runs, its address, and that UDP passes",
+                )
             if state.link is None and now >= state.not_before:
-                try:
-                    address = await asyncio.wait_for(
-                        self._endpoint.resolve(peer.host, peer.port), until - now
-                    )
-                except TimeoutError:
-                    state.last = f"resolving {peer.host!r} took too long"
-                    continue
-                except OSError as error:
-                    raise TransportError(f"{where}: {error}", hint="check the peer's address") from error
-                if state.link is None and not self._closing and self._usable(key) is None:
+                address = await self._resolve(peer, where, until - now)
+                if state.link is None and not self._closing and self._peers.usable(key) is None:
                     state.link = self._dial(peer, alpn, address)
                 continue
             attempt = state.link
-            pause = until - now if attempt is not None else min(until, state.not_before) - now
-            await self._changed.wait(pause)
+            await self._changed.wait((until if attempt is not None else min(until, state.not_before)) - now)
             if attempt is not None and attempt.fatal:
                 raise TransportError(f"{where} {attempt.reason}", hint="check who listens at that address")
 
+    async def _resolve(self, peer: Peer, where: str, left: float) -> Address:
+        try:
+            address = await asyncio.wait_for(self._endpoint.resolve(peer.host, peer.port), left)
+        except TimeoutError:
+            raise TransportError(f"{where}: no address for {peer.host!r} within {left:.3g} s") from None
+        except (OSError, OverflowError) as error:
+            raise TransportError(f"{where}: {error}", hint="check the peer's address") from error
+        if is_unspecified(address[0]):
+            # A reply would come from another address than the one dialled, and be dropped.
+            raise TransportError(f"{where}: a wildcard address cannot be dialled", hint="give a real address")
+        return address
+
     def link_ready(self, link: Link) -> None:
         self._endpoint.ready(link)
-        node_id = link.peer
-        if node_id is None:
-            node_id = link.peer = self._node_of(link.peer_key) or node_id_of(link.peer_key)
+        if link.peer is None:
+            link.peer = self._peers.node_of(link.peer_key)
         assert link.alpn is not None
-        key = (node_id, link.alpn)
-        self._dialling.pop(key, None) if link.dialled else None
-        newest = max((other.epoch for other in self._links_of(node_id)), default=0)
+        key = (link.peer, link.alpn)
+        if link.dialled:
+            self._dialling.pop(key, None)
+        newest = self._peers.newest_epoch(link.peer)
         if link.epoch < newest:
-            link.close(CloseCode.FORMER_LIFE, f"epoch {link.epoch} is a former life of epoch {newest}")
+            link.close(CloseCode.FORMER_LIFE, f"epoch {link.epoch} is a former life, epoch {newest} is known")
             return
-        for other in self._links_of(node_id):
-            if other.epoch < link.epoch:
-                other.lose(f"the peer was restarted (epoch {link.epoch})")
-            elif other.alpn == link.alpn and other.dialled == link.dialled:
-                # A side dials again only when its former connection is gone.
-                other.lose("the peer has made a new connection")
-        self._links.setdefault(key, []).append(link)
-        if len(self._links[key]) > 1:
-            self._retire_duplicate(key)
+        for other, reason in list(self._peers.replaced_by(link)):
+            other.lose(reason)
+        self._peers.add(link)
+        for superfluous in self._peers.to_retire(key):
+            superfluous.supersede()
         self._changed.fire()
 
-    def _retire_duplicate(self, key: _Key) -> None:
-        """Both sides dialled at once: the larger node id closes its own connection once it has no streams."""
-        if self._context.node_id > key[0]:
-            loop = asyncio.get_running_loop()
-            for link in self._links[key]:
-                if link.dialled:
-                    loop.call_later(_DUPLICATE_LINGER, self._close_duplicate, key, link)
-
-    def _close_duplicate(self, key: _Key, link: Link) -> None:
-        others = [o for o in self._links.get(key, ()) if o is not link and o.state is LinkState.READY]
-        if self._closing or link.state is not LinkState.READY or not others:
-            return
-        if link.busy:
-            asyncio.get_running_loop().call_later(_DUPLICATE_LINGER, self._close_duplicate, key, link)
-        else:
-            link.close(CloseCode.DUPLICATE, "duplicate connection")
+    def has_better(self, link: Link) -> bool:
+        assert link.peer is not None
+        assert link.alpn is not None
+        return self._peers.usable((link.peer, link.alpn)) is not link
 
     def link_ended(self, link: Link, lost: bool) -> None:
+        self._peers.remove(link)
         if link.peer is not None and link.alpn is not None:
-            key = (link.peer, link.alpn)
-            links = self._links.get(key, [])
-            if link in links:
-                links.remove(link)
-                if not links:
-                    del self._links[key]
-            state = self._dialling.get(key)
+            state = self._dialling.get((link.peer, link.alpn))
             if state is not None and state.link is link:
                 self._dial_failed(state, link.reason)
+        # What nobody has accepted yet, nobody will miss.
+        self._edges = deque(entry for entry in self._edges if entry[0] is not link)
+        self._channels = deque(entry for entry in self._channels if entry[0] is not link)
         self._changed.fire()
         if lost and link.peer is not None and not self._closing:
             try:
@@ -300,25 +238,25 @@ class QuicTransport:
             return ChannelArrival(link, stream_id, self._channel_opened)
         return EdgeArrival(link, stream_id, self._edge_opened)
 
-    def _edge_opened(self, link: Link, stream_id: int, edge_id: EdgeId) -> str:
-        if (link, edge_id) in self._incoming:
-            return f"edge {edge_id} is already open on this connection"
+    def _edge_opened(self, link: Link, stream_id: int, edge_id: EdgeId) -> QuicRecvEdge | None:
+        entry = (link, edge_id)
+        if entry in self._incoming:
+            return None
         half = link.quic.receive_half(stream_id)
         assert half is not None
-        assert link.peer is not None
-        self._incoming.add((link, edge_id))
-        edge = QuicRecvEdge(link, half, edge_id, lambda: self._incoming.discard((link, edge_id)))
+        self._incoming.add(entry)
+        edge = QuicRecvEdge(link, half, edge_id, lambda: self._incoming.discard(entry))
         link.handlers[stream_id] = edge
-        self._edges.append((link.peer, edge_id, edge))
+        self._edges.append((link, edge_id, edge))
         self._edge_arrived.fire()
-        return ""
+        return edge
 
     def _channel_opened(self, link: Link, stream_id: int) -> QuicControlChannel:
         send, receive = link.quic.send_half(stream_id), link.quic.receive_half(stream_id)
         assert send is not None
         assert receive is not None
         channel = QuicControlChannel(link, send, receive, opener=False)
-        self._channels.append(channel)
+        self._channels.append((link, channel))
         self._channel_arrived.fire()
         return channel
 
@@ -362,22 +300,26 @@ class QuicTransport:
             )
 
     async def accept_edge(self) -> tuple[NodeId, EdgeId, RecvEdge]:
-        while not self._edges:
-            self._check_open()
-            await self._edge_arrived.wait()
         self._check_open()
-        return self._edges.popleft()
+        while not self._edges:
+            await self._edge_arrived.wait()
+            self._check_open()
+        link, edge_id, edge = self._edges.popleft()
+        assert link.peer is not None
+        return link.peer, edge_id, edge
 
     async def accept_control(self) -> ControlChannel:
-        while not self._channels:
-            self._check_open()
-            await self._channel_arrived.wait()
         self._check_open()
-        return self._channels.popleft()
+        while not self._channels:
+            await self._channel_arrived.wait()
+            self._check_open()
+        return self._channels.popleft()[1]
 
     def _check_open(self) -> None:
         if self._closing:
             raise EdgeClosed("the transport is closed")
+        if self._address is None:
+            raise TransportError("the transport is not started", hint="await start() first")
 
     # The end
 
