@@ -1,0 +1,161 @@
+"""Entry of the worker process: `python -m swactor_core.worker --worker NAME --arena NAME`.
+
+Owns the process: its descriptors, signals, environment and exit status. Commands come on stdin, events leave
+on stdout, everything else goes to stderr. The process never outlives its node.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from swactor_core.errors import ResourceError
+from swactor_core.plugins import Plugins, load_plugins
+from swactor_core.spi.arena import ArenaPlugin, ArenaView
+from swactor_core.spi.provider import Kind
+from swactor_core.spi.worker import WorkerBackend
+from swactor_core.worker import ExitCode
+from swactor_core.worker.adapter import CommandReader, EventWriter
+from swactor_core.worker.harness import Harness, Surroundings
+
+ARENA_FD = "SWACTOR_ARENA_FD"
+ARENA_BYTES = "SWACTOR_ARENA_BYTES"
+COPY_POLL_MS = 1
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one worker until its exit code is known."""
+    options = _parser().parse_args(arguments)
+    if not _die_with_parent(options.parent_pid):
+        return ExitCode.CONTROL_LOST
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the node decides
+    commands_fd, events_fd = _claim_stdio()
+    faulthandler.enable()
+    logging.basicConfig(stream=sys.stderr, format="worker: %(name)s: %(message)s")
+    reader, writer = CommandReader(commands_fd), EventWriter(events_fd)
+    code = serve(_Process(options, reader, writer).harness(), reader, writer)
+    if code is not ExitCode.STOPPED:
+        # A library's exit handler or thread must not hold up a process that has already failed.
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def serve(harness: Harness, reader: CommandReader, writer: EventWriter) -> ExitCode:
+    """Commands in, progress, events out in one write a turn, until the harness knows its exit code."""
+    while harness.exit_code is None:
+        reader.fill(COPY_POLL_MS if harness.copying else None)
+        while harness.exit_code is None and (event := reader.take()) is not None:
+            harness.take(event)
+        if harness.copying:
+            harness.progress()
+        writer.flush()
+        if writer.lost and harness.exit_code is None:
+            return ExitCode.CONTROL_LOST
+    return harness.exit_code
+
+
+class _Process:
+    """The harness's surroundings as this process has them."""
+
+    def __init__(self, options: argparse.Namespace, reader: CommandReader, writer: EventWriter) -> None:
+        self._options = options
+        self._reader = reader
+        self._writer = writer
+        self._plugins: Plugins | None = None
+
+    def harness(self) -> Harness:
+        surroundings = Surroundings(
+            pid=os.getpid(),
+            arena=self._arena,
+            attach=_attach,
+            backend=self._backend,
+            emit=self._writer.emit,
+            flush=self._writer.flush,
+            should_abort=lambda: self._writer.lost or self._reader.should_abort(),
+        )
+        return Harness(surroundings)
+
+    def _loaded(self) -> Plugins:
+        if self._plugins is None:
+            only = self._options.only_plugin
+            self._plugins = load_plugins(blocked=self._options.block_plugin, only=only or None)
+        return self._plugins
+
+    def _arena(self) -> ArenaPlugin:
+        arena: ArenaPlugin = self._loaded().select(Kind.ARENA, self._options.arena).factory()
+        return arena
+
+    def _backend(self, settings: dict[str, Any]) -> WorkerBackend:
+        provider = self._loaded().select(Kind.WORKER, self._options.worker)
+        backend: WorkerBackend = provider.factory(settings=settings)
+        return backend
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m swactor_core.worker",
+        description="Worker process of a swactor node. The node starts it; it is of no use alone.",
+    )
+    parser.add_argument("--worker", required=True, metavar="NAME", help="worker plug-in")
+    parser.add_argument("--arena", required=True, metavar="NAME", help="arena plug-in")
+    parser.add_argument("--parent-pid", type=int, metavar="PID", help="exit unless this is the parent")
+    parser.add_argument(
+        "--block-plugin", action="append", default=[], metavar="NAME", help="do not load it; may be repeated"
+    )
+    parser.add_argument(
+        "--only-plugin", action="append", default=[], metavar="NAME", help="load only these; may be repeated"
+    )
+    return parser
+
+
+def _die_with_parent(expected: int | None) -> bool:
+    """Asks the kernel for SIGKILL when the parent ends; False when it had ended before the asking.
+
+    The kernel watches the thread that started this process, so the node starts it from its main thread.
+    """
+    parent = os.getppid() if expected is None else expected
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    return os.getppid() == parent
+
+
+def _claim_stdio() -> tuple[int, int]:
+    """Private descriptors of stdin and stdout. What a library or a child prints goes to stderr from now on,
+    and what it reads is empty: neither can touch the control stream."""
+    commands, events = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    return commands, events
+
+
+def _attach(plugin: ArenaPlugin, ceiling: int) -> ArenaView:
+    """The arena named by the environment. Raises ResourceError."""
+    hint = "the node that starts a worker sets it"
+    values = []
+    for name in (ARENA_FD, ARENA_BYTES):
+        text = os.environ.get(name, "")
+        if not text.isascii() or not text.isdigit():
+            raise ResourceError(f"{name} is {text!r}, expected a number", hint=hint)
+        values.append(int(text))
+    fd, reserved = values
+    if reserved != ceiling:
+        raise ResourceError(f"{ARENA_BYTES} is {reserved}, InitializeWorker says {ceiling}", hint=hint)
+    arena = plugin.attach(fd, ceiling)
+    os.set_inheritable(fd, False)
+    return arena
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""Worker backend mock `echo`: stages that compute a documented whole-number function instead of a model.
+
+With tokens t_0 .. t_p in the context (ids, from position 0), the first stage makes of position p the row
+`h[j] = (s_p + j) mod 65521`, where `s_p = sum over i <= p of (t_i + 1) * (i + 1)`, mod 65521. Every layer l
+(0-based, global) adds l + 1 to every element. The last stage's next token is `h[0] mod vocab_size` of the
+last row. All values are whole numbers below 2**24, so f32 holds them exactly and the result does not depend
+on how the layers are split; it depends on every earlier token and its position, so a lost, doubled or
+reordered object, a wrong position or a context that was not reset changes it. `reference_tokens` is the same
+function in one place. Sampling settings are ignored; with logits on the wire the largest is the next token's.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from swactor_core.errors import ConfigError
+from swactor_core.faults import RoleFailure, StepFailure
+from swactor_core.plan import TokenOutputPolicy
+from swactor_core.specs import DTypeFamily, ObjectSpec
+from swactor_core.spi.worker import LoadProgress, RoleError, StageConfig, StepError, StepInput
+
+MODULUS = 65521
+EXACT = 1 << 24
+HOLD_LIMIT = 60.0
+
+_FORMATS = {
+    (DTypeFamily.UNSIGNED, 4): "I",
+    (DTypeFamily.UNSIGNED, 8): "Q",
+    (DTypeFamily.FLOAT, 4): "f",
+}
+
+
+def reference_tokens(prompt: Sequence[int], count: int, *, num_layers: int, vocab_size: int) -> list[int]:
+    """The `count` token ids that any split of `num_layers` echo layers generates after `prompt`."""
+    layers = num_layers * (num_layers + 1) // 2
+    context, tokens = 0, list(prompt)
+    for position, token in enumerate(tokens):
+        context = (context + (token + 1) * (position + 1)) % MODULUS
+    for _ in range(count):
+        token = (context + layers) % vocab_size
+        context = (context + (token + 1) * (len(tokens) + 1)) % MODULUS
+        tokens.append(token)
+    return tokens[len(prompt) :]
+
+
+class EchoBridge:
+    """`swactor_core.spi.worker.DeviceBridge` on bytearrays; every copy is over when it returns.
+
+    `live` counts allocations, `copies` copies, for tests.
+    """
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._free = memory_bytes
+        self.live = 0
+        self.copies = 0
+
+    def alloc_device(self, spec: ObjectSpec, extent: int) -> bytearray:
+        if extent > self._free:
+            raise MemoryError(f"echo device has {self._free} bytes left, asked for {extent}")
+        self._free -= extent
+        self.live += 1
+        return bytearray(extent)
+
+    def free_device(self, allocation: bytearray) -> None:
+        self._free += len(allocation)
+        self.live -= 1
+
+    def host_to_device(self, source: memoryview, allocation: bytearray, device_offset: int) -> None:
+        if device_offset + len(source) > len(allocation):
+            raise OSError(f"copy of {len(source)} bytes to {device_offset} of {len(allocation)}")
+        allocation[device_offset : device_offset + len(source)] = source
+        self.copies += 1
+
+    def device_to_host(self, allocation: bytearray, device_offset: int, target: memoryview) -> None:
+        if device_offset + len(target) > len(allocation):
+            raise OSError(f"copy of {len(target)} bytes from {device_offset} of {len(allocation)}")
+        target[:] = memoryview(allocation)[device_offset : device_offset + len(target)]
+        self.copies += 1
+
+    def copy_event_complete(self, event: object) -> bool:
+        return True
+
+
+class EchoRole:
+    """One configured echo stage. `rows` is how many positions its context holds."""
+
+    def __init__(self, config: StageConfig, hold: Callable[[Callable[[], bool]], None]) -> None:
+        manifest = config.manifest
+        self._config = config
+        self._hold = hold
+        self._first, self._last = manifest.first, manifest.last
+        self._hidden, self._vocab = manifest.hidden_dim, manifest.vocab_size
+        self._added = sum(layer + 1 for layer in range(manifest.layer_start, manifest.layer_end_exclusive))
+        self._input_format = _format(config.input_spec)
+        self._output_format = _format(config.output_spec)
+        self._context = 0
+        self.rows = 0
+
+    def execute(self, step: StepInput, should_abort: Callable[[], bool]) -> tuple[bytearray, int]:
+        self._hold(should_abort)
+        if should_abort():
+            raise StepError(StepFailure.WORKER_SHUTTING_DOWN, "aborted")
+        if step.position == 0:
+            self.rows = self._context = 0
+        if step.position != self.rows:
+            message = f"position {step.position}, but the context holds {self.rows} rows"
+            raise StepError(StepFailure.TINYGRAD_ERROR, message)
+        count = step.extent // self._config.input_spec.row_bytes
+        if self.rows + count > self._config.max_context:
+            message = f"{self.rows + count} rows, the context has room for {self._config.max_context}"
+            raise StepError(StepFailure.TINYGRAD_ERROR, message)
+        # [count * row_width] numbers, token ids or activations
+        values = array(self._input_format)
+        values.frombytes(memoryview(step.allocation)[: step.extent])
+        rows = self._embed(values) if self._first else values
+        output = self._next(rows) if self._last else array("f", [v + self._added for v in rows])
+        self.rows += count
+        return bytearray(output.tobytes()), len(output) * output.itemsize
+
+    def close(self) -> None:
+        self.rows = self._context = 0
+
+    def _embed(self, tokens: array[Any]) -> Sequence[float]:
+        """Token ids [count] to rows [count * hidden_dim]."""
+        rows: list[float] = []
+        for position, token in enumerate(tokens, self.rows):
+            self._context = (self._context + (token + 1) * (position + 1)) % MODULUS
+            rows.extend((self._context + j) % MODULUS for j in range(self._hidden))
+        return rows
+
+    def _next(self, rows: Sequence[float]) -> array[Any]:
+        """Rows [count * hidden_dim] to one token id, or one row of logits [vocab_size]."""
+        token = int(rows[len(rows) - self._hidden] + self._added) % self._vocab
+        if self._config.token_output_policy is TokenOutputPolicy.TOKEN_IDS:
+            return array(self._output_format, [token])
+        return array("f", [-float((j - token) % self._vocab) for j in range(self._vocab)])
+
+
+@dataclass(frozen=True, slots=True)
+class EchoSettings:
+    """`memory_bytes` of the pretended device. `hold` is `configure` or `execute`: that call then waits until
+    it is told to abort, at most `HOLD_LIMIT` seconds."""
+
+    memory_bytes: int = 1 << 30
+    hold: str = ""
+
+    @classmethod
+    def of(cls, settings: Mapping[str, object]) -> EchoSettings:
+        """Raises ConfigError naming the key."""
+        memory_bytes, hold = settings.get("memory_bytes", 1 << 30), settings.get("hold", "")
+        unknown = sorted(set(settings) - {"memory_bytes", "hold"})
+        if unknown:
+            raise ConfigError(f"echo has no setting {unknown[0]!r}", hint="it has memory_bytes and hold")
+        if not isinstance(memory_bytes, int) or memory_bytes < 0:
+            raise ConfigError(f"echo: memory_bytes is {memory_bytes!r}, expected a number of bytes")
+        if hold not in ("", "configure", "execute"):
+            raise ConfigError(f"echo: hold is {hold!r}, expected configure or execute")
+        return cls(memory_bytes, str(hold))
+
+
+class EchoBackend:
+    """`swactor_core.spi.worker.WorkerBackend`."""
+
+    def __init__(self, settings: Mapping[str, object]) -> None:
+        self._settings = EchoSettings.of(settings)
+        self.bridge = EchoBridge(self._settings.memory_bytes)
+
+    def facts(self) -> dict[str, Any]:
+        return {"device": "echo", "memory_bytes": self._settings.memory_bytes}
+
+    def configure(
+        self,
+        config: StageConfig,
+        *,
+        progress: Callable[[LoadProgress], None],
+        should_abort: Callable[[], bool],
+    ) -> EchoRole:
+        manifest = config.manifest
+        if not 0 <= manifest.layer_start < manifest.layer_end_exclusive <= manifest.num_layers:
+            layers = f"{manifest.layer_start}..{manifest.layer_end_exclusive} of {manifest.num_layers}"
+            raise RoleError(RoleFailure.CONFIG_INVALID, f"layers {layers}")
+        if MODULUS + sum(range(manifest.num_layers + 1)) >= EXACT:
+            message = f"{manifest.num_layers} layers leave the whole numbers that f32 holds exactly"
+            raise RoleError(RoleFailure.CONFIG_INVALID, message)
+        role = EchoRole(config, self._holder("execute"))
+        total = manifest.layer_end_exclusive - manifest.layer_start
+        hold = self._holder("configure")
+        for done in range(total + 1):
+            progress(LoadProgress("weights", done, total))
+            hold(should_abort)
+            if should_abort():
+                raise RoleError(RoleFailure.BACKEND_ERROR, "aborted")
+        progress(LoadProgress("ready", 1, 1))
+        return role
+
+    def close(self) -> None:
+        """Nothing to give back: the device is this process's heap."""
+
+    def _holder(self, where: str) -> Callable[[Callable[[], bool]], None]:
+        def hold(should_abort: Callable[[], bool]) -> None:
+            end = time.monotonic() + HOLD_LIMIT
+            while self._settings.hold == where and not should_abort() and time.monotonic() < end:
+                time.sleep(0.001)
+
+        return hold
+
+
+def _format(spec: ObjectSpec) -> str:
+    try:
+        code = _FORMATS[spec.dtype_family, spec.dtype_width_bytes]
+    except KeyError:
+        message = f"echo has no {spec.dtype_width_bytes}-byte {spec.dtype_family}"
+        raise RoleError(RoleFailure.CONFIG_INVALID, message, hint="use 4-byte floats on the wire") from None
+    assert struct.calcsize(f"={code}") == spec.dtype_width_bytes
+    return code
