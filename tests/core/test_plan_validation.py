@@ -126,7 +126,7 @@ BROKEN = {
     "prompt empty": (lambda p: with_runtime(p, prompt=()), "prompt has no token"),
     "prompt id": (lambda p: with_runtime(p, prompt=(160,)), "prompt id 160"),
     "max tokens": (lambda p: replace(p, max_tokens=0), "max_tokens is 0"),
-    "too long": (lambda p: replace(p, max_tokens=9), "exceed the 10 of max_seq_len"),
+    "too long": (lambda p: replace(p, max_tokens=9), "exceed max_seq_len 10"),
     "temperature": (lambda p: with_runtime(p, sampling=SamplingPolicy(temperature=-1.0)), "temperature is -1.0"),
 }  # fmt: skip
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from swactor_core.errors import ConfigError, UsageError
 from swactor_core.ids import NodeId, RunId
@@ -124,6 +124,7 @@ def cases(draw):
     )
 
 
+@settings(max_examples=300)
 @given(cases())
 def test_partition_is_the_brute_force_optimum(case):
     facts, memories, max_seq_len = case

@@ -65,7 +65,7 @@ def _check_runtime(plan: RunPlan) -> None:
     _require(plan.max_tokens >= 1, f"max_tokens is {plan.max_tokens}")
     _require(
         len(prompt) + plan.max_tokens - 1 <= model.max_seq_len,
-        f"{len(prompt)} prompt tokens and {plan.max_tokens} more exceed the {model.max_seq_len} of max_seq_len",
+        f"{len(prompt)} prompt and {plan.max_tokens} further tokens exceed max_seq_len {model.max_seq_len}",
     )
     _check_sampling(plan.runtime.sampling)
 

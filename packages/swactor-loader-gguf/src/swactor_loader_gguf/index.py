@@ -18,6 +18,7 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
+from operator import itemgetter
 from typing import NoReturn
 
 from swactor_core.errors import ModelError
@@ -316,8 +317,8 @@ class GgufIndex:
                     hint="the file is cut short; fetch it again",
                 )
             placed.append((start, nbytes, at, name))
-        placed.sort()
-        ends = [later[0] for later in placed[1:]] + [self.file_bytes]
+        placed.sort(key=itemgetter(0))
+        ends = [*(later[0] for later in placed[1:]), self.file_bytes][: len(placed)]
         for (start, nbytes, _, name), (later, _, at, other) in pairwise(placed):
             if start + (nbytes or 1) > later:
                 self.fail(f"tensors {name!r} and {other!r} overlap", at)
