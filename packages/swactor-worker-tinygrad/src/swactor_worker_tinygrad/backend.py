@@ -93,7 +93,7 @@ class TinygradBackend:
         try:
             files.open(tensors.all())
             engine = self._build(config, parameters, tensors, files, progress, should_abort)
-            return self._warm(config, engine, files, tensors, progress, should_abort)
+            return self._warm(config, engine, files, progress, should_abort)
         except BaseException as error:
             if engine is not None:
                 engine.close()
@@ -109,15 +109,22 @@ class TinygradBackend:
         progress: Callable[[LoadProgress], None],
         should_abort: Callable[[], bool],
     ) -> Any:
-        from swactor_worker_tinygrad import weights
+        from swactor_worker_tinygrad import internals, weights
         from swactor_worker_tinygrad.graph_engine import GraphEngine, rope_table
+        from swactor_worker_tinygrad.native_engine import NativeEngine, can_compute
 
-        # the embedding alone stays on the host: its rows are looked up there
-        on_device = [ref for block in tensors.blocks for ref in block.values()]
-        on_device += [ref for ref in (tensors.output_norm, tensors.head) if ref is not None]
+        wanted = [ref for block in tensors.blocks for ref in block.values()]
+        wanted += [ref for ref in (tensors.output_norm, tensors.head) if ref is not None]
+        kinds = {ref.ggml_type for ref in wanted if len(ref.dims) > 1}
+        if tensors.embedding is not None:
+            kinds.add(tensors.embedding.ggml_type)
+        native = self._settings.kernels == "native" and internals.builds_native(self.device)
+        native = native and can_compute(kinds)
+        if native and tensors.embedding is not None and tensors.embedding not in wanted:
+            wanted.append(tensors.embedding)
         bound = weights.bind_all(
             files,
-            on_device,
+            wanted,
             progress=lambda done, total: progress(LoadProgress("weights", done, total)),
             should_abort=should_abort,
         )
@@ -131,6 +138,19 @@ class TinygradBackend:
         if tensors.rope_factors is not None:
             ref = tensors.rope_factors
             factors = weights.unpack_on_host(files.stored(ref)[None, :], ref.ggml_type, ref.dims[0])[0]
+        rope = rope_table(parameters, context, factors)
+        if native:
+            return NativeEngine(
+                parameters,
+                device=self.device,
+                context=context,
+                chunk=chunk,
+                threads=self._settings.threads,
+                blocks=blocks,
+                norm_and_head=ends,
+                embedding=None if tensors.embedding is None else bound[tensors.embedding.name],
+                rope=rope,
+            )
         return GraphEngine(
             parameters,
             device=self.device,
@@ -138,7 +158,8 @@ class TinygradBackend:
             chunk=chunk,
             blocks=blocks,
             norm_and_head=ends,
-            rope=rope_table(parameters, context, factors),
+            lookup=lambda ids: files.rows(tensors.embedding, ids),
+            rope=rope,
         )
 
     def _warm(
@@ -146,7 +167,6 @@ class TinygradBackend:
         config: StageConfig,
         engine: Any,
         files: Any,
-        tensors: StageTensors,
         progress: Callable[[LoadProgress], None],
         should_abort: Callable[[], bool],
     ) -> Any:
@@ -170,9 +190,7 @@ class TinygradBackend:
             progress(LoadProgress("compile", len(steps) + done + 1, total))
         if config.manifest.last:
             engine.project()
-        role = LlamaStage(
-            config, engine=engine, bridge=self._bridge, files=files, embedding=tensors.embedding
-        )
+        role = LlamaStage(config, engine=engine, bridge=self._bridge, files=files)
         self._roles.append(role)
         progress(LoadProgress("ready", 1, 1))
         return role

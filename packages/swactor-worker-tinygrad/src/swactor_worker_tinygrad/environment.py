@@ -23,21 +23,23 @@ from swactor_core.errors import ConfigError, ResourceError
 
 TINYGRAD_VERSION = "0.14.0"
 KNOWN_DEVICES = ("CPU", "CUDA", "METAL", "AMD", "NV", "QCOM", "CL", "WEBGPU", "PYTHON")
-SETTINGS = ("device", "cc", "kernels")
+SETTINGS = ("device", "cc", "kernels", "threads")
 COMPILERS = ("clang-19", "clang-18", "clang-17", "clang-16", "clang-15", "clang-14", "clang")
 INSTALL_CLANG = "apt-get install clang"
 PROBE_SECONDS = 10.0
+MOST_THREADS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
     """What the factory was asked for. `device` as tinygrad writes it (`CPU`, `CUDA`, `CUDA:PTX`, ...);
     `cc` a compiler name or empty; `kernels` is `native` (hand-written kernels where the device has them)
-    or `graph` (tinygrad's own kernels everywhere)."""
+    or `graph` (tinygrad's own kernels everywhere); `threads` run the native kernels."""
 
     device: str
     cc: str
     kernels: str
+    threads: int
 
     @property
     def device_kind(self) -> str:
@@ -51,7 +53,12 @@ def read_settings(settings: Mapping[str, object]) -> WorkerSettings:
             raise ConfigError(
                 f"worker tinygrad has no setting {name!r}", hint=f"its settings are {', '.join(SETTINGS)}"
             )
-        if not isinstance(value, str):
+        if name == "threads":
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_THREADS:
+                raise ConfigError(
+                    f"worker tinygrad: threads = {value!r} is not a count", hint=f"use 1 to {MOST_THREADS}"
+                )
+        elif not isinstance(value, str):
             raise ConfigError(f"worker tinygrad: {name} = {value!r} is not a string", hint=f'{name} = "..."')
     device = str(settings.get("device", "")) or "CPU"
     kind = device.split(":", 1)[0]
@@ -63,8 +70,16 @@ def read_settings(settings: Mapping[str, object]) -> WorkerSettings:
     if kernels not in ("native", "graph"):
         raise ConfigError(f"worker tinygrad: kernels = {kernels!r} is not known", hint="use native or graph")
     return WorkerSettings(
-        device=kind.upper() + device[len(kind) :], cc=str(settings.get("cc", "")), kernels=kernels
+        device=kind.upper() + device[len(kind) :],
+        cc=str(settings.get("cc", "")),
+        kernels=kernels,
+        threads=int(str(settings.get("threads", 0))) or default_threads(),
     )
+
+
+def default_threads() -> int:
+    """As many as this process may use cores, at most 16: beyond that memory is the limit."""
+    return max(1, min(16, len(os.sched_getaffinity(0))))
 
 
 def find_compiler(wanted: str = "") -> str:

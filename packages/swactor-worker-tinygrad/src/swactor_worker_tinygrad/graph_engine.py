@@ -8,6 +8,7 @@ own buffers, so that compiling costs one block and not the whole stage.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -65,10 +66,7 @@ def block_function(parameters: LlamaParameters, rows: int, weights: BlockWeights
 
     def run(inputs: list[Tensor], position: UOp) -> None:
         x, result, keys, values, cosines, sines, *blobs = inputs
-        bound = {
-            name: Weight(name, blob, weights[name].ggml_type, weights[name].shape)
-            for name, blob in zip(order, blobs, strict=True)
-        }
+        bound = {name: replace(weights[name], blob=blob) for name, blob in zip(order, blobs, strict=True)}
 
         def linear(name: str, value: Tensor) -> Tensor:
             product = value @ bound[name + ".weight"].values().T
@@ -108,9 +106,9 @@ def head_function(parameters: LlamaParameters, norm: Weight, head: Weight) -> Ca
 
     def run(inputs: list[Tensor]) -> None:
         x, logits, norm_blob, head_blob = inputs
-        weight = Weight(norm.name, norm_blob, norm.ggml_type, norm.shape).values()
+        weight = replace(norm, blob=norm_blob).values()
         h = _rms_norm(x, weight, parameters.rms_epsilon).contiguous()
-        logits.assign(h @ Weight(head.name, head_blob, head.ggml_type, head.shape).values().T).realize()
+        logits.assign(h @ replace(head, blob=head_blob).values().T).realize()
 
     return run
 
@@ -131,11 +129,13 @@ class GraphEngine:
         chunk: int,
         blocks: list[BlockWeights],
         norm_and_head: tuple[Weight, Weight] | None,
+        lookup: Callable[[NDArray[np.uint32]], NDArray[np.float32]],
         rope: tuple[NDArray[np.float32], NDArray[np.float32]],
     ) -> None:
         """Allocates cache and activations. Raises MemoryError. `context` is the cache's rows."""
         self.parameters, self.device, self.context, self.chunk = parameters, device, context, chunk
         self._blocks, self._norm_and_head = blocks, norm_and_head
+        self._lookup = lookup
         self._tables = [self._constant(table) for table in rope]
         self._caches = [
             (
@@ -202,6 +202,11 @@ class GraphEngine:
         x, result = (pair[0], pair[1]) if index % 2 == 0 else (pair[1], pair[0])
         blobs = [weight.blob for weight in self._blocks[index].values()]
         return [x, result, *self._caches[index], *self._tables, *blobs]
+
+    def embed(self, width: int, ids: NDArray[np.uint32]) -> None:
+        """Rows of the embedding for `ids` (at most `width`) into `inputs[width]`, from its first row on."""
+        rows = np.ascontiguousarray(self._lookup(ids)).reshape(-1).view(np.uint8)
+        internals.write_bytes(self.inputs[width], 0, rows)
 
     def step(self, width: int, position: int) -> None:
         """Runs all blocks over `inputs[width]` at rows [position, position + width) of the cache."""

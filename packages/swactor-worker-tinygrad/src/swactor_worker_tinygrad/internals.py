@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from tinygrad import Device, Tensor, TinyJit, dtypes
-from tinygrad.device import Buffer
+from tinygrad.device import Buffer, TinyELF
 from tinygrad.dtype import DType
 from tinygrad.engine.realize import get_runtime, resolve_params, run_linear
 from tinygrad.llm.gguf import _GGML_NATIVE, _GGML_QUANT, ggml_data_to_tensor
@@ -30,9 +30,13 @@ __all__ = [
     "FLOAT32",
     "UINT8",
     "UINT32",
+    "Buffer",
     "Graph",
     "Launches",
+    "NativeFunction",
+    "address_of",
     "buffer_of",
+    "builds_native",
     "bytes_view",
     "copy_within_device",
     "dequantise",
@@ -96,6 +100,11 @@ def tensor_at_address(address: int, nbytes: int, device: str) -> Tensor:
     return Tensor.from_blob(address, (nbytes,), dtype=dtypes.uint8, device=device)
 
 
+def address_of(buffer: Buffer) -> int:
+    """Where the memory of a buffer on the CPU device begins."""
+    return int(buffer.ensure_allocated()._buf.va_addr)
+
+
 def bytes_view(buffer: Buffer) -> memoryview | None:
     """The buffer's own memory as writable bytes, or None where the host cannot reach it."""
     if not hasattr(buffer.allocator, "_as_buffer"):
@@ -138,6 +147,27 @@ def copy_within_device(
         return
     piece = source.view(nbytes, dtypes.uint8, source_offset).ensure_allocated()
     target.view(nbytes, dtypes.uint8, target_offset).ensure_allocated().copy_from(piece)
+
+
+# Machine code of our own.
+
+
+class NativeFunction:
+    """A C source with one function, built by the CPU device's compiler (and its cache) and loaded by its
+    runtime. `function` takes ctypes words; `address` is where the code begins, valid while this lives."""
+
+    def __init__(self, source: str, name: str) -> None:
+        device = Device["CPU"]
+        compiler = device.renderer.compiler
+        program = TinyELF(compiler.compile_cached(source), name, device.renderer.target, ())
+        self._program = device.runtime(program)
+        self.function = self._program.fxn
+        self.address = int(self._program.addr)
+
+
+def builds_native(device: str) -> bool:
+    """Whether the device runs machine code built from C: the CPU device with its Clang renderer."""
+    return device.split(":")[0] == "CPU" and type(Device[device].renderer).__name__ == "ClangRenderer"
 
 
 # Captured graphs.

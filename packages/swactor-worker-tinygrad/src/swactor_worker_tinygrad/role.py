@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from swactor_core.faults import StepFailure
 from swactor_core.plan import TokenOutputPolicy
-from swactor_core.spi.loader import TensorRef
 from swactor_core.spi.worker import StageConfig, StepError, StepInput
 
 from swactor_worker_tinygrad import internals
@@ -32,6 +31,7 @@ class Engine(Protocol):
     outputs: dict[int, internals.Buffer]
     logits: internals.Buffer
 
+    def embed(self, width: int, ids: NDArray[np.uint32]) -> None: ...
     def step(self, width: int, position: int) -> None: ...
     def project(self) -> None: ...
     def close(self) -> None: ...
@@ -47,10 +47,8 @@ class LlamaStage:
         engine: Engine,
         bridge: TinygradBridge,
         files: WeightFiles,
-        embedding: TensorRef | None,
     ) -> None:
         self._config, self._engine, self._bridge, self._files = config, engine, bridge, files
-        self._embedding = embedding
         self._manifest = config.manifest
         self._row_bytes = config.manifest.hidden_dim * 4
         self._filled = 0
@@ -109,7 +107,7 @@ class LlamaStage:
     def _run(self, step: StepInput, rows: int, should_abort: Callable[[], bool]) -> tuple[Allocation, int]:
         started = time.perf_counter()
         engine, hidden_bytes = self._engine, self._row_bytes
-        embedded = self._embed(step.allocation, rows) if self._manifest.first else None
+        ids = self._ids(step.allocation, rows) if self._manifest.first else None
         output = None if self._manifest.last else self._output_of(rows * hidden_bytes)
         looked_up = time.perf_counter()
         done = width = count = 0
@@ -118,7 +116,7 @@ class LlamaStage:
                 raise StepError(StepFailure.WORKER_SHUTTING_DOWN, f"stopped after {done} of {rows} rows")
             width = max(engine.inputs) if rows - done > 1 else 1
             count = min(width, rows - done)
-            self._feed(width, step.allocation, embedded, done, count)
+            self._feed(width, step.allocation, ids, done, count)
             engine.step(width, step.position + done)
             if output is not None:
                 internals.copy_within_device(
@@ -144,34 +142,30 @@ class LlamaStage:
         return result
 
     def _feed(
-        self, width: int, allocation: Allocation, embedded: NDArray[np.float32] | None, done: int, count: int
+        self, width: int, allocation: Allocation, ids: NDArray[np.uint32] | None, done: int, count: int
     ) -> None:
         """Puts `count` rows from row `done` on into the engine's input; what a chunk lacks is zero."""
         target = self._engine.inputs[width]
-        if embedded is not None:
-            rows = np.ascontiguousarray(embedded[done : done + count]).reshape(-1).view(np.uint8)
-            internals.write_bytes(target, 0, rows)
+        if ids is not None:
+            self._engine.embed(width, ids[done : done + count])
         else:
-            internals.copy_within_device(
-                target, 0, allocation.buffer, done * self._row_bytes, count * self._row_bytes
-            )
+            start = done * self._row_bytes
+            internals.copy_within_device(target, 0, allocation.buffer, start, count * self._row_bytes)
         if count < width:
             # padded rows are masked, but 0 * NaN of a stale row would not be
             padding = np.zeros((width - count) * self._row_bytes, np.uint8)
             internals.write_bytes(target, count * self._row_bytes, padding)
 
-    def _embed(self, allocation: Allocation, rows: int) -> NDArray[np.float32]:
-        """(rows, hidden) f32: the embedding rows of the input's token ids, unpacked on the host."""
-        assert self._embedding is not None
+    def _ids(self, allocation: Allocation, rows: int) -> NDArray[np.uint32]:
         raw = bytearray(rows * TOKEN_BYTES)
         self._bridge.device_to_host(allocation, 0, memoryview(raw))
-        ids = np.frombuffer(raw, "<u4").astype(np.int64)
-        if int(ids.max()) >= self._embedding.dims[1]:
+        ids = np.frombuffer(raw, "<u4")
+        if int(ids.max()) >= self._manifest.vocab_size:
             raise StepError(
                 StepFailure.INVALID_INPUT_HANDLE,
-                f"token id {int(ids.max())} is outside the vocabulary of {self._embedding.dims[1]}",
+                f"token id {int(ids.max())} is outside the vocabulary of {self._manifest.vocab_size}",
             )
-        return self._files.rows(self._embedding, ids)
+        return ids
 
     def _produce_token(self) -> tuple[Allocation, int]:
         raw = bytearray(self._manifest.vocab_size * 4)

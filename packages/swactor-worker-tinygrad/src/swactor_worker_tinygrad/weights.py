@@ -35,10 +35,12 @@ _HOST_TYPES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """`blob` is 1-D uint8 on the device holding values of `ggml_type`; `shape` is row-major."""
+    """`blob` is 1-D uint8 on the device holding values of `ggml_type`, `stored` the same bytes on the host;
+    `shape` is row-major."""
 
     name: str
     blob: Tensor
+    stored: NDArray[np.uint8]
     ggml_type: int
     shape: tuple[int, ...]
 
@@ -142,7 +144,7 @@ class WeightFiles:
                 self._owned.append(stored)
             stored[::PAGE].max()  # reads the pages now, so that the first token does not wait for the disk
             blob = internals.tensor_at_address(stored.ctypes.data, len(stored), self.device)
-        return Weight(ref.name, blob, ggml_type, shape)
+        return Weight(ref.name, blob, stored, ggml_type, shape)
 
     def close(self) -> None:
         """Unmaps the files. Tensors bound on host memory must not be used afterwards. Idempotent."""

@@ -1,0 +1,153 @@
+"""Hand-written CPU kernels (`native/*.c`): built by tinygrad's compiler, loaded by its runtime, run as lists.
+
+Knows C sources, argument words and the team of threads that runs a list. Must not know models. tinygrad's own
+CPU kernels unpack quantised weights value by value; these read whole blocks into vector registers, which is
+some ten times faster and gives the same numbers. The sources need only Clang, as tinygrad itself does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Sequence
+from importlib.resources import files
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swactor_worker_tinygrad import internals
+
+ENTRY_WORDS = 16
+# ggml type -> the macro of its block in `native/types.h`
+TYPES = {
+    0: "TYPE_F32",
+    1: "TYPE_F16",
+    2: "TYPE_Q4_0",
+    3: "TYPE_Q4_1",
+    6: "TYPE_Q5_0",
+    7: "TYPE_Q5_1",
+    8: "TYPE_Q8_0",
+    10: "TYPE_Q2_K",
+    11: "TYPE_Q3_K",
+    12: "TYPE_Q4_K",
+    13: "TYPE_Q5_K",
+    14: "TYPE_Q6_K",
+    20: "TYPE_IQ4_NL",
+    23: "TYPE_IQ4_XS",
+    30: "TYPE_BF16",
+}
+_PANEL_ROWS = 4
+
+
+def panel_words(columns: int, threads: int) -> int:
+    """f32 words of scratch that `matmul.c` needs for rows of `columns` values."""
+    return _PANEL_ROWS * columns * threads
+
+
+def float_bits(value: float) -> int:
+    """The 32 bits of an f32, as kernels take floats."""
+    return int.from_bytes(struct.pack("<f", value), "little")
+
+
+def source(kernel: str, ggml_type: int | None = None) -> str:
+    """The whole C text of a kernel, for one weight type where it reads weights."""
+    folder = files(__package__) / "native"
+    parts = [(folder / "common.h").read_text()]
+    if ggml_type is not None:
+        parts += [f"#define {TYPES[ggml_type]}\n", (folder / "types.h").read_text()]
+    return "\n".join([*parts, (folder / f"{kernel}.c").read_text()])
+
+
+class Kernels:
+    """Built kernels by name and type, each built once. Raises what the compiler raises."""
+
+    def __init__(self) -> None:
+        self._built: dict[tuple[str, int | None], internals.NativeFunction] = {}
+
+    def address(self, kernel: str, ggml_type: int | None = None) -> int:
+        """Where the kernel's code begins."""
+        return self.function(kernel, ggml_type).address
+
+    def function(self, kernel: str, ggml_type: int | None = None) -> internals.NativeFunction:
+        key = kernel, ggml_type
+        if key not in self._built:
+            self._built[key] = internals.NativeFunction(source(kernel, ggml_type), "kernel")
+        return self._built[key]
+
+
+class Team:
+    """`threads` threads that run a list of kernels together; the caller is the first of them.
+
+    The others only wait for work and run machine code: every tinygrad call stays on the caller's thread.
+    """
+
+    def __init__(self, kernels: Kernels, threads: int) -> None:
+        self.threads = threads
+        self._run = kernels.function("run").function
+        give_way = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
+        # `struct team` of native/run.c: ticket (closed), entry, done, active, give_way; on a cache line of its own
+        room = np.zeros(16, np.uint64)
+        start = (-room.ctypes.data % 64) // 8
+        self._state = room[start : start + 8]
+        self._state[0], self._state[4] = 0xFFFF, give_way
+        self._stopping = False
+        self._cell = ctypes.c_uint64(0)
+        self._calls = [threading.Semaphore(0) for _ in range(threads - 1)]
+        self._members = [
+            threading.Thread(target=self._serve, args=(index,), name=f"kernels-{index}", daemon=True)
+            for index in range(1, threads)
+        ]
+        self._idle = KernelList([], self._state.ctypes.data)
+        for member in self._members:
+            member.start()
+
+    def prepare(self, entries: Sequence[Sequence[int]]) -> KernelList:
+        """A list of (kernel address, parts, argument words...) to run many times."""
+        return KernelList(entries, self._state.ctypes.data)
+
+    def run(self, work: KernelList) -> None:
+        """Runs the list; all of its results are in memory on return."""
+        first = ctypes.c_uint64(0)
+        if self.threads == 1 or not work.shared:
+            self._run(work.cell, first)
+            return
+        self._state[3] = 1
+        for call in self._calls:
+            call.release()
+        try:
+            self._run(work.cell, first)
+        finally:
+            self._state[3] = 0
+
+    def _serve(self, index: int) -> None:
+        own = ctypes.c_uint64(index)
+        while True:
+            self._calls[index - 1].acquire()
+            if self._stopping:
+                return
+            self._run(self._idle.cell, own)
+
+    def close(self) -> None:
+        """Ends the other threads. Idempotent."""
+        self._stopping = True
+        self._state[3] = 0
+        for call in self._calls:
+            call.release()
+        for member in self._members:
+            member.join(timeout=5.0)
+        self._members.clear()
+        self._calls.clear()
+
+
+class KernelList:
+    """Entries as `native/run.c` reads them, kept in memory as long as the list lives."""
+
+    def __init__(self, entries: Sequence[Sequence[int]], team: int) -> None:
+        self.entries: NDArray[np.uint64] = np.zeros((max(1, len(entries)), ENTRY_WORDS), np.uint64)
+        for row, entry in zip(self.entries, entries, strict=False):
+            row[: len(entry)] = entry
+        #: whether any entry has parts for others to take
+        self.shared = any(entry[1] > 1 for entry in entries)
+        self._head = np.array([self.entries.ctypes.data, len(entries), team], np.uint64)
+        self.cell = ctypes.c_uint64(self._head.ctypes.data)

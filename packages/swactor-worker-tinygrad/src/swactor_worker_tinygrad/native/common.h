@@ -1,0 +1,74 @@
+/* Shared by all kernels of this folder: one source is this file, a type's block (for weights), and one kernel.
+ *
+ * Every kernel is `void kernel(const u64 *a, u64 thread, u64 part, u64 parts)`: `a` holds its arguments (addresses
+ * and counts), `part` of `parts` says which rows or heads to do, `thread` whose scratch memory to use. It must be
+ * the only function that is not inlined, because the loader calls the first byte of the code. No libc: everything
+ * here is plain C with Clang's vectors of sixteen, which become what the processor has. */
+#include <stdint.h>
+
+typedef uint64_t u64;
+typedef float floats __attribute__((vector_size(64), aligned(4)));
+typedef int32_t ints __attribute__((vector_size(64), aligned(4)));
+typedef uint32_t words __attribute__((vector_size(64), aligned(4)));
+typedef uint8_t bytes __attribute__((vector_size(16), aligned(1)));
+typedef int8_t chars __attribute__((vector_size(16), aligned(1)));
+typedef uint16_t shorts __attribute__((vector_size(32), aligned(1)));
+
+#define INLINE static inline __attribute__((always_inline))
+#define LANES 16
+
+INLINE floats load(const float *p) { return *(const floats *)p; }
+INLINE void store(float *p, floats v) { *(floats *)p = v; }
+INLINE bytes load_bytes(const uint8_t *p) { return *(const bytes *)p; }
+INLINE floats of_bytes(bytes v) { return __builtin_convertvector(v, floats); }
+INLINE floats of_chars(chars v) { return __builtin_convertvector(v, floats); }
+
+/* f16 to f32 by bits: exact for all finite values, and needs no processor feature. */
+INLINE float half_bits(uint32_t h) {
+  union { uint32_t u; float f; } magnitude = {(h & 0x7fff) << 13}, power = {0x77800000}; /* 2^112 */
+  union { float f; uint32_t u; } scaled = {magnitude.f * power.f};
+  union { uint32_t u; float f; } result = {scaled.u | (h & 0x8000) << 16};
+  return result.f;
+}
+
+INLINE float half(const uint8_t *p) {
+#if defined(__F16C__) || defined(__aarch64__)
+  __fp16 h;
+  __builtin_memcpy(&h, p, 2);
+  return (float)h;
+#else
+  return half_bits((uint32_t)p[0] | (uint32_t)p[1] << 8);
+#endif
+}
+
+/* Sums the lanes in a fixed order, so that every caller gets the same bits. */
+INLINE float sum(floats v) {
+  float part[8], total = 0;
+  for (int i = 0; i < 8; i++) part[i] = v[i] + v[i + 8];
+  for (int i = 0; i < 4; i++) part[i] += part[i + 4];
+  total = (part[0] + part[2]) + (part[1] + part[3]);
+  return total;
+}
+
+/* exp to about 1 ulp, 0 below -87.3 and 2e38 above 88.3: range reduction by multiples of ln 2, then the polynomial of Cephes' expf. */
+INLINE floats exponential(floats x) {
+  const floats least = (floats){0} - 87.3f, most = (floats){0} + 88.3f;
+  const ints low = x < least, high = x > most; /* both false for NaN, which goes through */
+  x = (floats)(((ints)x & ~(low | high)) | ((ints)least & low) | ((ints)most & high));
+  floats n = (x * 1.44269504088896341f + 12582912.0f) - 12582912.0f;
+  floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  ints exponent = (__builtin_convertvector(n, ints) + 127) << 23;
+  return (floats)((ints)(p * (floats)exponent) & ~low);
+}
+
+/* Part `part` of `count` units: [*first, *last). */
+INLINE void share(u64 count, u64 part, u64 parts, u64 *first, u64 *last) {
+  *first = count * part / parts;
+  *last = count * (part + 1) / parts;
+}

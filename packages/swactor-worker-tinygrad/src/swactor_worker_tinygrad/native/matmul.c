@@ -1,0 +1,129 @@
+/* out[t][r] = sum over c of weight[r][c] * x[t][c], plus bias[r], plus residual[t][r].
+ *
+ * One row of x: each block of weights is unpacked straight into the products. Many rows: PANEL rows of weights
+ * are unpacked once into `scratch` and used for all of them. Both add up in the same order, so a prompt that is
+ * computed in chunks gives the very bits of one computed token by token. */
+
+#if defined(__AVX512F__) || defined(__aarch64__)
+#define PANEL 4
+#else
+#define PANEL 2
+#endif
+#define TILE 4
+#define GROUP_VALUES 32
+
+struct product {
+  float *out;
+  const float *x;
+  const uint8_t *weight;
+  u64 rows, columns, tokens, out_stride;
+  const float *bias, *residual;
+};
+
+INLINE u64 row_bytes(u64 columns) {
+#ifdef VALUE_BYTES
+  return columns * VALUE_BYTES;
+#else
+  return columns / (GROUP_VALUES * GROUPS) * BLOCK_BYTES;
+#endif
+}
+
+/* Float types may have rows that are no multiple of 32; the rest is added value by value. */
+INLINE float rest(const struct product *p, u64 row, const float *x) {
+  float total = 0;
+#ifdef VALUE_BYTES
+  const uint8_t *w = p->weight + row * row_bytes(p->columns);
+  for (u64 c = p->columns / GROUP_VALUES * GROUP_VALUES; c < p->columns; c++) total += one(w + c * VALUE_BYTES) * x[c];
+#endif
+  return total;
+}
+
+INLINE void finish(const struct product *p, u64 token, u64 row, float value) {
+  u64 at = token * p->out_stride + row;
+  if (p->bias) value += p->bias[row];
+  if (p->residual) value += p->residual[at];
+  p->out[at] = value;
+}
+
+INLINE void one_token(const struct product *p, u64 row, int count) {
+  const u64 stride = row_bytes(p->columns), blocks = p->columns / (GROUP_VALUES * GROUPS);
+  const uint8_t *w = p->weight + row * stride;
+  const float *x = p->x;
+  floats total[PANEL];
+  for (int k = 0; k < count; k++) total[k] = (floats){0};
+  for (u64 b = 0; b < blocks; b++, w += BLOCK_BYTES) {
+#pragma clang loop unroll(full)
+    for (int g = 0; g < GROUPS; g++, x += GROUP_VALUES) {
+      floats left = load(x), right = load(x + LANES);
+#pragma clang loop unroll(full)
+      for (int k = 0; k < count; k++) {
+        floats a, c;
+        unpack(w + (u64)k * stride, g, &a, &c);
+        total[k] += a * left;
+        total[k] += c * right;
+      }
+    }
+  }
+  for (int k = 0; k < count; k++) finish(p, 0, row + k, sum(total[k]) + rest(p, row + k, p->x));
+}
+
+INLINE void tile(const struct product *p, const float *panel, u64 row, int rows, u64 token, int tokens) {
+  const u64 groups = p->columns / GROUP_VALUES;
+  floats total[PANEL][TILE];
+  for (int k = 0; k < rows; k++)
+    for (int t = 0; t < tokens; t++) total[k][t] = (floats){0};
+  for (u64 c = 0; c < groups * GROUP_VALUES; c += LANES) {
+#pragma clang loop unroll(full)
+    for (int k = 0; k < rows; k++) {
+      floats w = load(panel + k * p->columns + c);
+#pragma clang loop unroll(full)
+      for (int t = 0; t < tokens; t++) total[k][t] += w * load(p->x + (token + t) * p->columns + c);
+    }
+  }
+  for (int k = 0; k < rows; k++)
+    for (int t = 0; t < tokens; t++) {
+      float tail = rest(p, row + k, p->x + (token + t) * p->columns);
+      finish(p, token + t, row + k, sum(total[k][t]) + tail);
+    }
+}
+
+INLINE void many_tokens(const struct product *p, float *panel, u64 row, int rows) {
+  const u64 stride = row_bytes(p->columns), blocks = p->columns / (GROUP_VALUES * GROUPS);
+  for (int k = 0; k < rows; k++) {
+    const uint8_t *w = p->weight + (row + k) * stride;
+    float *values = panel + k * p->columns;
+    for (u64 b = 0; b < blocks; b++, w += BLOCK_BYTES) {
+#pragma clang loop unroll(full)
+      for (int g = 0; g < GROUPS; g++, values += GROUP_VALUES) {
+        floats a, c;
+        unpack(w, g, &a, &c);
+        store(values, a);
+        store(values + LANES, c);
+      }
+    }
+  }
+  u64 token = 0;
+  for (; token + TILE <= p->tokens; token += TILE) tile(p, panel, row, rows, token, TILE);
+  for (; token < p->tokens; token++) tile(p, panel, row, rows, token, 1);
+}
+
+/* a: out, x, weight, rows, columns, tokens, out_stride, bias or 0, residual or 0, scratch (PANEL * columns floats
+ * a thread). */
+void kernel(const u64 *a, u64 thread, u64 part, u64 parts) {
+  struct product p = {(float *)a[0], (const float *)a[1], (const uint8_t *)a[2], a[3], a[4],
+                      a[5],          a[6],                (const float *)a[7],   (const float *)a[8]};
+  float *panel = (float *)a[9] + thread * PANEL * p.columns;
+  u64 first, last;
+  share((p.rows + PANEL - 1) / PANEL, part, parts, &first, &last);
+  for (u64 row = first * PANEL; row < last * PANEL && row < p.rows; row += PANEL) {
+    if (row + PANEL <= p.rows) {
+      if (p.tokens == 1) one_token(&p, row, PANEL);
+      else many_tokens(&p, panel, row, PANEL);
+    } else {
+      for (u64 single = row; single < p.rows; single++) {
+        if (p.tokens == 1) one_token(&p, single, 1);
+        else many_tokens(&p, panel, single, 1);
+      }
+    }
+  }
+}

@@ -1,0 +1,27 @@
+/* Embedding: out[i] = row ids[i] of the table, unpacked. a: out, table, ids (uint32), count, columns. */
+void kernel(const u64 *a, u64 thread, u64 part, u64 parts) {
+  float *out = (float *)a[0];
+  const uint8_t *table = (const uint8_t *)a[1];
+  const uint32_t *ids = (const uint32_t *)a[2];
+  const u64 columns = a[4];
+  u64 first, last;
+  share(a[3], part, parts, &first, &last);
+  for (u64 i = first; i < last; i++) {
+    float *to = out + i * columns;
+#ifdef VALUE_BYTES
+    const uint8_t *from = table + ids[i] * columns * VALUE_BYTES;
+    for (u64 c = 0; c < columns; c++) to[c] = one(from + c * VALUE_BYTES);
+#else
+    const u64 blocks = columns / (32 * GROUPS);
+    const uint8_t *from = table + ids[i] * blocks * BLOCK_BYTES;
+    for (u64 b = 0; b < blocks; b++, from += BLOCK_BYTES)
+#pragma clang loop unroll(full)
+      for (int g = 0; g < GROUPS; g++, to += 32) {
+        floats left, right;
+        unpack(from, g, &left, &right);
+        store(to, left);
+        store(to + LANES, right);
+      }
+#endif
+  }
+}

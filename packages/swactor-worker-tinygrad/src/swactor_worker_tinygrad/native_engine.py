@@ -1,0 +1,245 @@
+"""A stage's blocks as lists of hand-written CPU kernels: the same numbers as `graph_engine`, much faster.
+
+Knows the llama block and its KV cache in terms of `native/*.c`. Must not know rings, objects or sampling. A
+step is one call into machine code, which runs the whole stage; the weights are read where the file map has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from gguf import GGMLQuantizationType
+from numpy.typing import NDArray
+
+from swactor_worker_tinygrad import internals
+from swactor_worker_tinygrad.native import TYPES, Kernels, Team, float_bits, panel_words
+from swactor_worker_tinygrad.parameters import LlamaParameters
+from swactor_worker_tinygrad.weights import Weight, unpack_on_host
+
+BlockWeights = dict[str, Weight]
+_MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+Entry = list[int]
+PRODUCTS_PER_PART = 1 << 15
+
+
+def can_compute(ggml_types: set[int]) -> bool:
+    """Whether every one of the matrices' types has a kernel."""
+    return ggml_types <= TYPES.keys()
+
+
+class NativeEngine:
+    """Blocks, KV cache and head of one stage on the CPU device; see `graph_engine.GraphEngine`.
+
+    Blocks work in place: `outputs` is `inputs`. Shapes of the working memory, for T rows: h (T, hidden),
+    q (T, heads * key_dim), k (T, kv_heads * key_dim), v (T, kv_heads * value_dim), attended (T, heads *
+    value_dim), gate and up (T, feed_forward).
+    """
+
+    def __init__(
+        self,
+        parameters: LlamaParameters,
+        *,
+        device: str,
+        context: int,
+        chunk: int,
+        threads: int,
+        blocks: list[BlockWeights],
+        norm_and_head: tuple[Weight, Weight] | None,
+        embedding: Weight | None,
+        rope: tuple[NDArray[np.float32], NDArray[np.float32]],
+    ) -> None:
+        """Allocates cache and working memory. Raises MemoryError. `context` is the cache's rows."""
+        self.parameters, self.context, self.threads = parameters, context, threads
+        self._device = device
+        self._blocks, self._norm_and_head, self._embedding = blocks, norm_and_head, embedding
+        self._buffers: list[internals.Buffer] = []
+        self._kept: list[NDArray[np.float32]] = []
+        self._kernels = Kernels()
+        self._team: Team | None = None
+        p = parameters
+        self._tables = [self._constant(table) for table in rope]
+        self._caches = [
+            (
+                self._room(context * p.kv_heads * p.key_dim),
+                self._room(context * p.kv_heads * p.value_dim),
+            )
+            for _ in blocks
+        ]
+        self.widths = (1, chunk) if chunk > 1 else (1,)
+        self.inputs = {width: self._buffer(width * p.hidden_dim) for width in self.widths}
+        self.outputs = self.inputs
+        self._h = self._room(chunk * p.hidden_dim)
+        self._q = self._room(chunk * p.query_width)
+        self._k = self._room(chunk * p.key_width)
+        self._v = self._room(chunk * p.value_width)
+        self._attended = self._room(chunk * p.attended_width)
+        self._gate = self._room(chunk * p.feed_forward_dim)
+        self._up = self._room(chunk * p.feed_forward_dim)
+        self._panel = self._room(
+            panel_words(max(p.hidden_dim, p.feed_forward_dim, p.attended_width), threads)
+        )
+        self._shares_stride = -(-context // 16) * 16
+        self._shares = self._room(self._shares_stride * threads)
+        self._position = np.zeros(1, np.uint64)
+        self._lists: dict[int, object] = {}
+        self._head: object = None
+        if norm_and_head is not None:
+            self.logits = self._buffer(p.vocab_size)
+
+    # Memory.
+
+    def _buffer(self, words: int) -> internals.Buffer:
+        buffer = internals.new_buffer(self._device, words * 4)
+        self._buffers.append(buffer)
+        return buffer
+
+    def _room(self, words: int) -> int:
+        """The address of `words` f32 words that live as long as the engine."""
+        return internals.address_of(self._buffer(words))
+
+    def _constant(self, data: NDArray[np.float32]) -> int:
+        data = np.ascontiguousarray(data, np.float32)
+        self._kept.append(data)
+        return data.ctypes.data
+
+    def _vector(self, weight: Weight) -> int:
+        """The address of a small vector's values as f32."""
+        if weight.ggml_type == int(GGMLQuantizationType.F32):
+            return internals.address_of(internals.buffer_of(weight.blob))
+        return self._constant(unpack_on_host(weight.stored[None, :], weight.ggml_type, weight.elements))
+
+    # Lists.
+
+    def compile_steps(self) -> list[Callable[[], None]]:
+        """Building of each kernel, then of the lists, in parts that may be reported and interrupted between."""
+        matrices = [block[name + ".weight"] for block in self._blocks for name in _MATRICES]
+        if self._norm_and_head is not None:
+            matrices.append(self._norm_and_head[1])
+        wanted: list[tuple[str, int | None]] = [("run", None)]
+        wanted += [("matmul", kind) for kind in sorted({weight.ggml_type for weight in matrices})]
+        wanted += [(name, None) for name in ("norm", "rope", "attention", "gate")]
+        if self._embedding is not None:
+            wanted.append(("rows", self._embedding.ggml_type))
+
+        def build(name: str, kind: int | None) -> Callable[[], None]:
+            return lambda: (self._kernels.address(name, kind), None)[1]
+
+        return [*(build(*each) for each in wanted), self._build_lists]
+
+    def _build_lists(self) -> None:
+        self._team = Team(self._kernels, self.threads)
+        for width in self.widths:
+            entries: list[Entry] = []
+            for weights, cache in zip(self._blocks, self._caches, strict=True):
+                entries += self._block(width, weights, cache)
+            self._lists[width] = self._team.prepare(entries)
+        if self._norm_and_head is not None:
+            norm, head = self._norm_and_head
+            x, logits = internals.address_of(self.outputs[1]), internals.address_of(self.logits)
+            self._head = self._team.prepare([self._norm(x, norm, 1), self._matmul(logits, self._h, head, 1)])
+
+    def _parts(self, units: int, products: int) -> int:
+        """How many parts a kernel of `units` rows or heads is worth cutting into."""
+        if self.threads == 1:
+            return 1
+        return max(1, min(units, 4 * self.threads, products // PRODUCTS_PER_PART))
+
+    def _norm(self, x: int, weight: Weight, rows: int) -> Entry:
+        p = self.parameters
+        kernel, parts = self._kernels.address("norm"), self._parts(rows, rows * p.hidden_dim)
+        return [
+            kernel,
+            parts,
+            self._h,
+            x,
+            self._vector(weight),
+            p.hidden_dim,
+            rows,
+            float_bits(p.rms_epsilon),
+        ]
+
+    def _matmul(
+        self, out: int, x: int, weight: Weight, rows: int, *, bias: Weight | None = None, residual: int = 0
+    ) -> Entry:
+        height, columns = weight.shape
+        kernel = self._kernels.address("matmul", weight.ggml_type)
+        blob = internals.address_of(internals.buffer_of(weight.blob))
+        added = 0 if bias is None else self._vector(bias)
+        parts = self._parts(height // 4, height * columns * rows)
+        return [kernel, parts, out, x, blob, height, columns, rows, height, added, residual, self._panel]
+
+    def _block(self, rows: int, weights: BlockWeights, cache: tuple[int, int]) -> list[Entry]:
+        p, kernels = self.parameters, self._kernels
+        x, place = internals.address_of(self.inputs[rows]), self._position.ctypes.data
+        shape = [place, rows, p.heads, p.kv_heads, p.key_dim, p.value_dim]
+        # the work of attention grows with the context; half of it is taken for the usual
+        seen = self.context // 2 * rows * p.heads * (p.key_dim + p.value_dim)
+        turned, attended = self._parts(rows, rows * p.query_width), self._parts(rows * p.heads, seen)
+        gated = rows * p.feed_forward_dim
+
+        def linear(out: int, given: int, name: str, residual: int = 0) -> Entry:
+            bias = weights.get(name + ".bias")
+            return self._matmul(out, given, weights[name + ".weight"], rows, bias=bias, residual=residual)
+
+        return [
+            self._norm(x, weights["attn_norm.weight"], rows),
+            linear(self._q, self._h, "attn_q"),
+            linear(self._k, self._h, "attn_k"),
+            linear(self._v, self._h, "attn_v"),
+            [
+                kernels.address("rope"),
+                turned,
+                self._q,
+                self._k,
+                self._v,
+                *self._tables,
+                *cache,
+                *shape,
+                p.rope_dims,
+            ],
+            [kernels.address("attention"), attended, self._attended, self._q, *cache, *shape]
+            + [float_bits(p.attention_scale), self._shares, self._shares_stride],
+            linear(x, self._attended, "attn_output", residual=x),
+            self._norm(x, weights["ffn_norm.weight"], rows),
+            linear(self._gate, self._h, "ffn_gate"),
+            linear(self._up, self._h, "ffn_up"),
+            [kernels.address("gate"), self._parts(gated, gated), self._gate, self._up, gated],
+            linear(x, self._gate, "ffn_down", residual=x),
+        ]
+
+    # Steps.
+
+    def embed(self, width: int, ids: NDArray[np.uint32]) -> None:
+        """Rows of the embedding for `ids` (at most `width`) into `inputs[width]`, from its first row on."""
+        assert self._embedding is not None
+        assert self._team is not None
+        ids = np.ascontiguousarray(ids, np.uint32)
+        table = internals.address_of(internals.buffer_of(self._embedding.blob))
+        kernel = self._kernels.address("rows", self._embedding.ggml_type)
+        out = internals.address_of(self.inputs[width])
+        columns = self.parameters.hidden_dim
+        self._team.run(self._team.prepare([[kernel, 1, out, table, ids.ctypes.data, len(ids), columns]]))
+
+    def step(self, width: int, position: int) -> None:
+        """Runs all blocks over `inputs[width]` in place, at rows [position, position + width) of the cache."""
+        assert self._team is not None
+        self._position[0] = position
+        self._team.run(self._lists[width])
+
+    def project(self) -> None:
+        """Logits of the row in `outputs[1]`."""
+        assert self._team is not None
+        self._team.run(self._head)
+
+    def close(self) -> None:
+        """Ends the threads and frees cache and working memory. Idempotent."""
+        if self._team is not None:
+            self._team.close()
+            self._team = None
+        self._lists.clear()
+        self._head = None
+        self._blocks, self._norm_and_head, self._embedding = [], None, None
+        self._buffers.clear()
+        self._kept.clear()
+        self.inputs, self.outputs = {}, {}
