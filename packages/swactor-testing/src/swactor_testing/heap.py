@@ -13,7 +13,7 @@ from swactor_core.faults import RingFaultReason
 from swactor_core.specs import RING_HEADER_BYTES, RingLayout
 from swactor_core.spi.arena import RingState
 
-MAGIC = 0x4E525753  # "SWRN" in memory order
+MAGIC = 0x47525753  # "SWRG" in memory order
 VERSION = 1
 ABI = 1
 READABLE_PENDING = 1
@@ -27,7 +27,11 @@ COMMIT_OFFSET, CONSUME_OFFSET, STATE_OFFSET, WAKE_OFFSET = 24, 32, 40, 44
 
 
 class HeapRing:
-    """`swactor_core.spi.arena.Ring` on a slice of a bytearray."""
+    """`swactor_core.spi.arena.Ring` on a slice of a bytearray.
+
+    As with a shared ring, an end takes its role with its first producing or consuming call and from then on
+    insists that nobody else moves its cursor; a count is bounded by the span last given.
+    """
 
     def __init__(self, memory: memoryview, layout: RingLayout) -> None:
         """Raises RingError when the header in memory is not that of `layout`."""
@@ -35,8 +39,10 @@ class HeapRing:
         self._open = True
         self._header = memory[layout.header_offset : layout.header_offset + RING_HEADER_BYTES]
         self._data = memory[layout.data_offset : layout.data_offset + layout.data_capacity]
-        self._check_identity()
-        self._write = self._cursor(COMMIT_OFFSET)
+        self._own_commit: int | None = None
+        self._own_consume: int | None = None
+        self._write_granted = self._read_granted = 0
+        self._cursors()
 
     @property
     def layout(self) -> RingLayout:
@@ -44,38 +50,44 @@ class HeapRing:
 
     @property
     def commit(self) -> int:
-        return self._checked_cursors()[0]
+        return self._cursors()[0]
 
     @property
     def consume(self) -> int:
-        return self._checked_cursors()[1]
+        return self._cursors()[1]
 
     def readable_span(self) -> memoryview:
-        commit, consume = self._checked_cursors()
-        start = consume % len(self._data)
-        return self._data[start : min(start + commit - consume, len(self._data))]
+        commit, self._own_consume = self._cursors()
+        start = self._own_consume % len(self._data)
+        self._read_granted = min(commit - self._own_consume, len(self._data) - start)
+        return self._data[start : start + self._read_granted]
 
     def advance_consume(self, count: int) -> bool:
-        commit, consume = self._checked_cursors()
-        self._require(0 <= count <= commit - consume, f"cannot release {count} of {commit - consume} bytes")
-        _CURSOR.pack_into(self._header, CONSUME_OFFSET, consume + count)
+        commit, consume = self._cursors()
+        self._require(0 <= count <= self._read_granted, f"count {count} of {self._read_granted} granted")
+        self._read_granted -= count
+        self._own_consume = consume + count
+        _CURSOR.pack_into(self._header, CONSUME_OFFSET, self._own_consume)
         was_full = commit - consume == len(self._data)
         eighth = max(1, len(self._data) // 8)
-        wanted = count > 0 and (was_full or (consume + count) // eighth != consume // eighth)
+        wanted = count > 0 and (was_full or self._own_consume // eighth != consume // eighth)
         return wanted and self._set_pending(WRITABLE_PENDING)
 
     def writable_span(self) -> memoryview:
-        commit, consume = self._checked_cursors()
-        self._require(commit == self._write, "the commit cursor was moved by somebody else")
-        start = commit % len(self._data)
-        return self._data[start : min(start + len(self._data) - (commit - consume), len(self._data))]
+        self._require(self.state is not RingState.CLOSED, "the state forbids writing")
+        self._own_commit, consume = self._cursors()
+        start = self._own_commit % len(self._data)
+        free = len(self._data) - (self._own_commit - consume)
+        self._write_granted = min(free, len(self._data) - start)
+        return self._data[start : start + self._write_granted]
 
     def advance_commit(self, count: int) -> bool:
-        commit, consume = self._checked_cursors()
-        free = len(self._data) - (commit - consume)
-        self._require(0 <= count <= free, f"cannot publish {count} bytes into {free} free ones")
-        self._write = commit + count
-        _CURSOR.pack_into(self._header, COMMIT_OFFSET, self._write)
+        self._require(self.state is not RingState.CLOSED, "the state forbids writing")
+        commit, _ = self._cursors()
+        self._require(0 <= count <= self._write_granted, f"count {count} of {self._write_granted} granted")
+        self._write_granted -= count
+        self._own_commit = commit + count
+        _CURSOR.pack_into(self._header, COMMIT_OFFSET, self._own_commit)
         return count > 0 and self._set_pending(READABLE_PENDING)
 
     def acknowledge_readable(self) -> None:
@@ -86,31 +98,34 @@ class HeapRing:
 
     @property
     def state(self) -> RingState:
-        self._check_identity()
-        (value,) = _WORD.unpack_from(self._header, STATE_OFFSET)
+        self._check_header()
+        value: int = _WORD.unpack_from(self._header, STATE_OFFSET)[0]
         self._require(value in set(RingState), f"state {value} does not exist")
         return RingState(value)
 
     def set_state(self, state: RingState) -> None:
-        self._check_identity()
-        if self.state is not RingState.FAULTED:
+        """States only grow: FAULTED is final, OPEN is set by `create_ring` alone."""
+        current = self.state
+        self._require(state is not RingState.OPEN, "a ring is opened by its creation only")
+        if state > current:
             _WORD.pack_into(self._header, STATE_OFFSET, state)
 
     def close(self) -> None:
         self._open = False
 
-    def _cursor(self, offset: int) -> int:
-        value: int = _CURSOR.unpack_from(self._header, offset)[0]
-        return value
-
-    def _checked_cursors(self) -> tuple[int, int]:
-        self._check_identity()
-        commit, consume = self._cursor(COMMIT_OFFSET), self._cursor(CONSUME_OFFSET)
+    def _cursors(self) -> tuple[int, int]:
+        """Commit and consume, checked against each other and against this end's own."""
+        self._check_header()
+        (commit,), (consume,) = (
+            _CURSOR.unpack_from(self._header, offset) for offset in (COMMIT_OFFSET, CONSUME_OFFSET)
+        )
         sound = 0 <= commit - consume <= len(self._data)
         self._require(sound, f"commit {commit} and consume {consume} contradict each other")
+        moved = self._own_commit not in (None, commit) or self._own_consume not in (None, consume)
+        self._require(not moved, "this end's cursor was moved by somebody else")
         return commit, consume
 
-    def _check_identity(self) -> None:
+    def _check_header(self) -> None:
         self._require(self._open, "the ring is closed")
         magic, version, length, ring_id, capacity, *_ = _HEADER.unpack_from(self._header)
         invalid = RingFaultReason.RING_LAYOUT_INVALID
@@ -135,7 +150,7 @@ class HeapRing:
         return not wake & bit
 
     def _clear_pending(self, bit: int) -> None:
-        self._check_identity()
+        self._check_header()
         (wake,) = _WORD.unpack_from(self._header, WAKE_OFFSET)
         _WORD.pack_into(self._header, WAKE_OFFSET, wake & ~bit)
 
@@ -177,14 +192,22 @@ class HeapArena:
         """Idempotent. The memory goes with the last reference."""
 
     def _check_range(self, layout: RingLayout) -> None:
-        end = layout.arena_offset + layout.total_len
-        data_end = layout.data_offset + layout.data_capacity
-        inside = 0 <= layout.arena_offset <= layout.header_offset and data_end <= end <= self.ceiling
-        if not inside or layout.header_offset + RING_HEADER_BYTES > layout.data_offset:
-            message = f"ring {layout.ring_id}: the layout does not fit an arena of {self.ceiling} bytes"
-            raise RingError(message, reason=RingFaultReason.RING_LAYOUT_INVALID)
-        if layout.data_capacity <= 0:
-            message = f"ring {layout.ring_id}: data capacity {layout.data_capacity}"
+        begin, end = layout.arena_offset, layout.arena_offset + layout.total_len
+        header, data = layout.header_offset, layout.data_offset
+        header_end, data_end = header + RING_HEADER_BYTES, data + layout.data_capacity
+        power_of_two = layout.alignment > 0 and layout.alignment & (layout.alignment - 1) == 0
+        sound = (
+            0 <= begin < end <= self.ceiling
+            and begin <= header
+            and header_end <= end
+            and begin <= data < data_end <= end
+            and (header_end <= data or data_end <= header)
+            and header % RING_HEADER_BYTES == 0
+            and power_of_two
+            and data % layout.alignment == 0
+        )
+        if not sound:
+            message = f"ring {layout.ring_id}: the layout does not fit itself or its arena"
             raise RingError(message, reason=RingFaultReason.RING_LAYOUT_INVALID)
 
 

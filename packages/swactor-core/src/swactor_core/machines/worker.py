@@ -83,7 +83,7 @@ from swactor_core.messages import (
     WorkerReady,
     WorkerStopped,
 )
-from swactor_core.specs import RING_HEADER_BYTES, RingDirection, RingLayout
+from swactor_core.specs import RingDirection
 from swactor_core.wire import HeaderRejected, ObjectHeader, check_object_header
 
 
@@ -249,14 +249,8 @@ class WorkerMachine(Machine[WorkerState]):
     def _on_install(self, event: InstallRing, now: float) -> Outcome[WorkerState]:
         if event.ring_id in self._rings:
             return self._malformed(f"InstallRing names ring {event.ring_id}, which is installed")
-        problem = _layout_problem(event.layout, self._initialize.arena_ceiling)
         if event.layout.ring_id != event.ring_id:
-            problem = f"the layout is of ring {event.layout.ring_id}"
-        if problem:
-            fault = RingFault(
-                event.ring_id, event.edge_id, event.port_id, RingFaultReason.RING_LAYOUT_INVALID, problem
-            )
-            return S.RUNNING, (Send(CTL, fault),)
+            return self._malformed(f"InstallRing {event.ring_id} has the layout of {event.layout.ring_id}")
         self._rings[event.ring_id] = _Ring(event)
         return S.RUNNING, (OpenRing(event),)
 
@@ -528,17 +522,3 @@ class WorkerMachine(Machine[WorkerState]):
 def _header(step: ExecuteStep) -> ObjectHeader:
     out = step.outputs[0]
     return ObjectHeader(out.object_id, out.sequence, out.extent, out.flags)
-
-
-def _layout_problem(layout: RingLayout, ceiling: int) -> str:
-    """Why the layout cannot lie in an arena of `ceiling` bytes, or nothing."""
-    end = layout.arena_offset + layout.total_len
-    if not (0 <= layout.arena_offset < end <= ceiling):
-        return f"range {layout.arena_offset}..{end} is not inside the arena of {ceiling} bytes"
-    header_end = layout.header_offset + RING_HEADER_BYTES
-    data_end = layout.data_offset + layout.data_capacity
-    if not (layout.arena_offset <= layout.header_offset and header_end <= layout.data_offset):
-        return f"header at {layout.header_offset} is not between {layout.arena_offset} and the data"
-    if not (layout.data_capacity > 0 and data_end <= end):
-        return f"data {layout.data_offset}..{data_end} does not end before {end}"
-    return ""
