@@ -178,18 +178,19 @@ class TinygradBackend:
                 raise RoleError(RoleFailure.BACKEND_ERROR, "stopped while compiling kernels")
 
         steps = engine.compile_steps()
-        total = len(steps) + len(engine.inputs)
+        counts = {1, engine.count(config.max_context)}
+        total = len(steps) + len(counts)
         for done, step in enumerate(steps):
             check()
             step()
             progress(LoadProgress("compile", done + 1, total))
-        for done, width in enumerate(engine.inputs):
+        for done, count in enumerate(sorted(counts)):
             check()
             for _ in range(2):
-                engine.step(width, 0)
+                engine.step(count, 0)
+                if config.manifest.last:
+                    engine.project(count)
             progress(LoadProgress("compile", len(steps) + done + 1, total))
-        if config.manifest.last:
-            engine.project()
         role = LlamaStage(config, engine=engine, bridge=self._bridge, files=files)
         self._roles.append(role)
         progress(LoadProgress("ready", 1, 1))

@@ -78,8 +78,9 @@ def read_settings(settings: Mapping[str, object]) -> WorkerSettings:
 
 
 def default_threads() -> int:
-    """As many as this process may use cores, at most 16: beyond that memory is the limit."""
-    return max(1, min(16, len(os.sched_getaffinity(0))))
+    """Half of the cores that this process may use, at most 8: the node process and its transport, and often a
+    second hardware thread per core, share them."""
+    return max(1, min(8, len(os.sched_getaffinity(0)) // 2))
 
 
 def find_compiler(wanted: str = "") -> str:

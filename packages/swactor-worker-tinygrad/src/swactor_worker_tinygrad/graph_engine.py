@@ -116,8 +116,8 @@ def head_function(parameters: LlamaParameters, norm: Weight, head: Weight) -> Ca
 class GraphEngine:
     """Blocks, KV cache and head of one stage on one device.
 
-    `inputs[rows]` and `outputs[rows]` are the (rows, hidden) f32 buffers that `step` reads and writes; there
-    is a pair for one row and one for a whole chunk.
+    Graphs have fixed shapes, so there are two widths: one row, and a whole chunk that fewer rows are padded to.
+    Padded rows come after the real ones, which therefore never see them, and later rows overwrite their cache.
     """
 
     def __init__(
@@ -149,9 +149,6 @@ class GraphEngine:
         self._rows = {
             width: (self._zeros((width, hidden)), self._zeros((width, hidden))) for width in self.widths
         }
-        self.inputs = {width: internals.buffer_of(pair[0]) for width, pair in self._rows.items()}
-        last = len(blocks) % 2
-        self.outputs = {width: internals.buffer_of(pair[last]) for width, pair in self._rows.items()}
         self._chains: dict[int, list[internals.Launches]] = {}
         self._head: internals.Launches | None = None
         if norm_and_head is not None:
@@ -203,20 +200,44 @@ class GraphEngine:
         blobs = [weight.blob for weight in self._blocks[index].values()]
         return [x, result, *self._caches[index], *self._tables, *blobs]
 
-    def embed(self, width: int, ids: NDArray[np.uint32]) -> None:
-        """Rows of the embedding for `ids` (at most `width`) into `inputs[width]`, from its first row on."""
-        rows = np.ascontiguousarray(self._lookup(ids)).reshape(-1).view(np.uint8)
-        internals.write_bytes(self.inputs[width], 0, rows)
+    def count(self, remaining: int) -> int:
+        """How many of `remaining` rows the next step takes."""
+        return min(self.chunk, remaining)
 
-    def step(self, width: int, position: int) -> None:
-        """Runs all blocks over `inputs[width]` at rows [position, position + width) of the cache."""
+    def _width(self, count: int) -> int:
+        return 1 if count == 1 else self.chunk
+
+    def input(self, count: int) -> internals.Buffer:
+        """The (count, hidden) f32 rows that `step` reads."""
+        return internals.buffer_of(self._rows[self._width(count)][0])
+
+    def output(self, count: int) -> internals.Buffer:
+        """The (count, hidden) f32 rows that `step` has written."""
+        return internals.buffer_of(self._rows[self._width(count)][len(self._blocks) % 2])
+
+    def embed(self, ids: NDArray[np.uint32]) -> None:
+        """Rows of the embedding for `ids` into `input(len(ids))`."""
+        rows = np.ascontiguousarray(self._lookup(ids)).reshape(-1).view(np.uint8)
+        internals.write_bytes(self.input(len(ids)), 0, rows)
+
+    def step(self, count: int, position: int) -> None:
+        """Runs all blocks over `count` rows, at rows [position, position + count) of the cache."""
+        width, row_bytes = self._width(count), self.parameters.hidden_dim * 4
+        if count < width:
+            # masked by position, but a stale NaN would not be: 0 * NaN is NaN
+            padding = np.zeros((width - count) * row_bytes, np.uint8)
+            internals.write_bytes(self.input(count), count * row_bytes, padding)
         values = {POSITION: position}
         for launches in self._chains[width]:
             launches.run(values)
 
-    def project(self) -> None:
-        """Logits of the row in `outputs[1]`."""
+    def project(self, count: int) -> None:
+        """Logits of the last of `output`'s `count` rows."""
         assert self._head is not None
+        if count > 1:
+            row_bytes = self.parameters.hidden_dim * 4
+            source, target = self.output(count), self.output(1)
+            internals.copy_within_device(target, 0, source, (count - 1) * row_bytes, row_bytes)
         self._head.run({})
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from swactor_worker_tinygrad import internals
-from swactor_worker_tinygrad.native import TYPES, Kernels, Team, float_bits, panel_words
+from swactor_worker_tinygrad.native import TYPES, KernelList, Kernels, Team, float_bits, panel_words
 from swactor_worker_tinygrad.parameters import LlamaParameters
 from swactor_worker_tinygrad.weights import Weight, unpack_on_host
 
@@ -31,7 +31,7 @@ def can_compute(ggml_types: set[int]) -> bool:
 class NativeEngine:
     """Blocks, KV cache and head of one stage on the CPU device; see `graph_engine.GraphEngine`.
 
-    Blocks work in place: `outputs` is `inputs`. Shapes of the working memory, for T rows: h (T, hidden),
+    Blocks work in place: output rows take the place of input rows. Shapes of the working memory, for T rows: h (T, hidden),
     q (T, heads * key_dim), k (T, kv_heads * key_dim), v (T, kv_heads * value_dim), attended (T, heads *
     value_dim), gate and up (T, feed_forward).
     """
@@ -66,9 +66,8 @@ class NativeEngine:
             )
             for _ in blocks
         ]
-        self.widths = (1, chunk) if chunk > 1 else (1,)
-        self.inputs = {width: self._buffer(width * p.hidden_dim) for width in self.widths}
-        self.outputs = self.inputs
+        self._chunk = chunk
+        self._rows = self._buffer(chunk * p.hidden_dim)
         self._h = self._room(chunk * p.hidden_dim)
         self._q = self._room(chunk * p.query_width)
         self._k = self._room(chunk * p.key_width)
@@ -82,8 +81,8 @@ class NativeEngine:
         self._shares_stride = -(-context // 16) * 16
         self._shares = self._room(self._shares_stride * threads)
         self._position = np.zeros(1, np.uint64)
-        self._lists: dict[int, object] = {}
-        self._head: object = None
+        self._lists: dict[int, KernelList] = {}
+        self._heads: dict[int, KernelList] = {}
         if norm_and_head is not None:
             self.logits = self._buffer(p.vocab_size)
 
@@ -125,19 +124,22 @@ class NativeEngine:
         def build(name: str, kind: int | None) -> Callable[[], None]:
             return lambda: (self._kernels.address(name, kind), None)[1]
 
-        return [*(build(*each) for each in wanted), self._build_lists]
+        return [*(build(*each) for each in wanted), self._start]
 
-    def _build_lists(self) -> None:
+    def _start(self) -> None:
         self._team = Team(self._kernels, self.threads)
-        for width in self.widths:
+        for count in (1, self._chunk):
+            self._list(count)
+
+    def _list(self, count: int) -> KernelList:
+        """The stage's kernels for `count` rows, put together when first needed."""
+        assert self._team is not None
+        if count not in self._lists:
             entries: list[Entry] = []
             for weights, cache in zip(self._blocks, self._caches, strict=True):
-                entries += self._block(width, weights, cache)
-            self._lists[width] = self._team.prepare(entries)
-        if self._norm_and_head is not None:
-            norm, head = self._norm_and_head
-            x, logits = internals.address_of(self.outputs[1]), internals.address_of(self.logits)
-            self._head = self._team.prepare([self._norm(x, norm, 1), self._matmul(logits, self._h, head, 1)])
+                entries += self._block(count, weights, cache)
+            self._lists[count] = self._team.prepare(entries)
+        return self._lists[count]
 
     def _parts(self, units: int, products: int) -> int:
         """How many parts a kernel of `units` rows or heads is worth cutting into."""
@@ -171,7 +173,7 @@ class NativeEngine:
 
     def _block(self, rows: int, weights: BlockWeights, cache: tuple[int, int]) -> list[Entry]:
         p, kernels = self.parameters, self._kernels
-        x, place = internals.address_of(self.inputs[rows]), self._position.ctypes.data
+        x, place = internals.address_of(self._rows), self._position.ctypes.data
         shape = [place, rows, p.heads, p.kv_heads, p.key_dim, p.value_dim]
         # the work of attention grows with the context; half of it is taken for the usual
         seen = self.context // 2 * rows * p.heads * (p.key_dim + p.value_dim)
@@ -210,27 +212,45 @@ class NativeEngine:
 
     # Steps.
 
-    def embed(self, width: int, ids: NDArray[np.uint32]) -> None:
-        """Rows of the embedding for `ids` (at most `width`) into `inputs[width]`, from its first row on."""
+    def count(self, remaining: int) -> int:
+        """How many of `remaining` rows the next step takes: no count costs a new kernel."""
+        return min(self._chunk, remaining)
+
+    def input(self, count: int) -> internals.Buffer:
+        """The (count, hidden) f32 rows that `step` reads."""
+        return self._rows
+
+    def output(self, count: int) -> internals.Buffer:
+        """The (count, hidden) f32 rows that `step` has written."""
+        return self._rows
+
+    def embed(self, ids: NDArray[np.uint32]) -> None:
+        """Rows of the embedding for `ids` into `input(len(ids))`."""
         assert self._embedding is not None
         assert self._team is not None
         ids = np.ascontiguousarray(ids, np.uint32)
         table = internals.address_of(internals.buffer_of(self._embedding.blob))
         kernel = self._kernels.address("rows", self._embedding.ggml_type)
-        out = internals.address_of(self.inputs[width])
-        columns = self.parameters.hidden_dim
+        out, columns = internals.address_of(self._rows), self.parameters.hidden_dim
         self._team.run(self._team.prepare([[kernel, 1, out, table, ids.ctypes.data, len(ids), columns]]))
 
-    def step(self, width: int, position: int) -> None:
-        """Runs all blocks over `inputs[width]` in place, at rows [position, position + width) of the cache."""
+    def step(self, count: int, position: int) -> None:
+        """Runs all blocks over `count` rows in place, at rows [position, position + count) of the cache."""
         assert self._team is not None
         self._position[0] = position
-        self._team.run(self._lists[width])
+        self._team.run(self._list(count))
 
-    def project(self) -> None:
-        """Logits of the row in `outputs[1]`."""
+    def project(self, count: int) -> None:
+        """Logits of the last of `output`'s `count` rows."""
         assert self._team is not None
-        self._team.run(self._head)
+        assert self._norm_and_head is not None
+        if count not in self._heads:
+            norm, head = self._norm_and_head
+            x = internals.address_of(self._rows) + (count - 1) * self.parameters.hidden_dim * 4
+            logits = internals.address_of(self.logits)
+            entries = [self._norm(x, norm, 1), self._matmul(logits, self._h, head, 1)]
+            self._heads[count] = self._team.prepare(entries)
+        self._team.run(self._heads[count])
 
     def close(self) -> None:
         """Ends the threads and frees cache and working memory. Idempotent."""
@@ -238,8 +258,7 @@ class NativeEngine:
             self._team.close()
             self._team = None
         self._lists.clear()
-        self._head = None
+        self._heads.clear()
         self._blocks, self._norm_and_head, self._embedding = [], None, None
         self._buffers.clear()
         self._kept.clear()
-        self.inputs, self.outputs = {}, {}

@@ -25,15 +25,16 @@ TOKEN_BYTES = 4
 
 
 class Engine(Protocol):
-    """What computes a stage's blocks. `inputs` and `outputs` by row count: one row, and one whole chunk."""
+    """What computes a stage's blocks over a few rows at a time; see `graph_engine.GraphEngine`."""
 
-    inputs: dict[int, internals.Buffer]
-    outputs: dict[int, internals.Buffer]
     logits: internals.Buffer
 
-    def embed(self, width: int, ids: NDArray[np.uint32]) -> None: ...
-    def step(self, width: int, position: int) -> None: ...
-    def project(self) -> None: ...
+    def count(self, remaining: int) -> int: ...
+    def input(self, count: int) -> internals.Buffer: ...
+    def output(self, count: int) -> internals.Buffer: ...
+    def embed(self, ids: NDArray[np.uint32]) -> None: ...
+    def step(self, count: int, position: int) -> None: ...
+    def project(self, count: int) -> None: ...
     def close(self) -> None: ...
 
 
@@ -106,55 +107,33 @@ class LlamaStage:
 
     def _run(self, step: StepInput, rows: int, should_abort: Callable[[], bool]) -> tuple[Allocation, int]:
         started = time.perf_counter()
-        engine, hidden_bytes = self._engine, self._row_bytes
+        engine, row_bytes = self._engine, self._row_bytes
         ids = self._ids(step.allocation, rows) if self._manifest.first else None
-        output = None if self._manifest.last else self._output_of(rows * hidden_bytes)
-        looked_up = time.perf_counter()
-        done = width = count = 0
+        output = None if self._manifest.last else self._output_of(rows * row_bytes)
+        done = count = 0
         while done < rows:
             if should_abort():
                 raise StepError(StepFailure.WORKER_SHUTTING_DOWN, f"stopped after {done} of {rows} rows")
-            width = max(engine.inputs) if rows - done > 1 else 1
-            count = min(width, rows - done)
-            self._feed(width, step.allocation, ids, done, count)
-            engine.step(width, step.position + done)
+            count = engine.count(rows - done)
+            if ids is not None:
+                engine.embed(ids[done : done + count])
+            else:
+                source, start = step.allocation.buffer, done * row_bytes
+                internals.copy_within_device(engine.input(count), 0, source, start, count * row_bytes)
+            engine.step(count, step.position + done)
             if output is not None:
-                internals.copy_within_device(
-                    output.buffer, done * hidden_bytes, engine.outputs[width], 0, count * hidden_bytes
-                )
+                source = engine.output(count)
+                internals.copy_within_device(output.buffer, done * row_bytes, source, 0, count * row_bytes)
             done += count
         self._filled = step.position + rows
         computed = time.perf_counter()
         if output is None:
-            if width != 1:
-                internals.copy_within_device(
-                    engine.outputs[1], 0, engine.outputs[width], (count - 1) * hidden_bytes, hidden_bytes
-                )
-            engine.project()
+            engine.project(count)
             result = self._produce_token()
         else:
-            result = output, rows * hidden_bytes
-        self.timings = {
-            "input": looked_up - started,
-            "blocks": computed - looked_up,
-            "output": time.perf_counter() - computed,
-        }
+            result = output, rows * row_bytes
+        self.timings = {"blocks": computed - started, "output": time.perf_counter() - computed}
         return result
-
-    def _feed(
-        self, width: int, allocation: Allocation, ids: NDArray[np.uint32] | None, done: int, count: int
-    ) -> None:
-        """Puts `count` rows from row `done` on into the engine's input; what a chunk lacks is zero."""
-        target = self._engine.inputs[width]
-        if ids is not None:
-            self._engine.embed(width, ids[done : done + count])
-        else:
-            start = done * self._row_bytes
-            internals.copy_within_device(target, 0, allocation.buffer, start, count * self._row_bytes)
-        if count < width:
-            # padded rows are masked, but 0 * NaN of a stale row would not be
-            padding = np.zeros((width - count) * self._row_bytes, np.uint8)
-            internals.write_bytes(target, count * self._row_bytes, padding)
 
     def _ids(self, allocation: Allocation, rows: int) -> NDArray[np.uint32]:
         raw = bytearray(rows * TOKEN_BYTES)

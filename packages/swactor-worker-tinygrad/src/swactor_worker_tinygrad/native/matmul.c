@@ -10,6 +10,7 @@
 #define PANEL 2
 #endif
 #define TILE 4
+#define AHEAD 8 /* rows: far enough for the memory's latency, near enough for the cache */
 #define GROUP_VALUES 32
 
 struct product {
@@ -58,6 +59,7 @@ INLINE void one_token(const struct product *p, u64 row, int count) {
 #pragma clang loop unroll(full)
       for (int k = 0; k < count; k++) {
         floats a, c;
+        if (g % 4 == 0) __builtin_prefetch(w + (AHEAD + k) * stride + g * (BLOCK_BYTES / GROUPS), 0, 3);
         unpack(w + (u64)k * stride, g, &a, &c);
         total[k] += a * left;
         total[k] += c * right;
