@@ -66,6 +66,11 @@ class ReportPool(Effect):
 S = PoolState
 RUN = Address(Component.RUN)
 _GATE = (S.WAITING_FOR_NODES, S.CONVERGING, S.POOL_READY)
+_JUDGED = {  # where a changed view can lead; only the window's timer leads to PoolReady
+    S.WAITING_FOR_NODES: (S.WAITING_FOR_NODES, S.CONVERGING),
+    S.CONVERGING: (S.WAITING_FOR_NODES, S.CONVERGING),
+    S.POOL_READY: (S.WAITING_FOR_NODES, S.POOL_READY),
+}
 
 
 class PoolGate(Machine[PoolState]):
@@ -73,10 +78,14 @@ class PoolGate(Machine[PoolState]):
     INITIAL = S.WAITING_FOR_NODES
     TABLE = (
         Row(S.WAITING_FOR_NODES, BeginPool, "_begin", (S.WAITING_FOR_NODES,)),
-        *(Row(state, MemberChanged, "_member", _GATE) for state in _GATE),
-        *(Row(state, NodeAvailable, "_available", _GATE) for state in _GATE),
-        *(Row(state, NodeFaulted, "_node_faulted", (S.ABORTED,)) for state in _GATE),
-        *(Row(state, NodeLost, "_lost_early", (S.WAITING_FOR_NODES, S.ABORTED)) for state in _GATE),
+        *(Row(state, MemberChanged, "_member", targets) for state, targets in _JUDGED.items()),
+        *(Row(state, NodeAvailable, "_available", targets) for state, targets in _JUDGED.items()),
+        *(Row(state, NodeFaulted, "_node_faulted", (state, S.ABORTED)) for state in _GATE),
+        Row(S.WAITING_FOR_NODES, NodeLost, "_lost_early", (S.WAITING_FOR_NODES, S.ABORTED)),
+        *(
+            Row(state, NodeLost, "_lost_early", (state, S.WAITING_FOR_NODES, S.ABORTED))
+            for state in (S.CONVERGING, S.POOL_READY)
+        ),
         Row(S.WAITING_FOR_NODES, TimerFired, "_deadline", (S.ABORTED,)),
         Row(S.CONVERGING, TimerFired, "_timer", (S.POOL_READY, S.ABORTED)),
         Row(S.POOL_READY, PlanCommitted, "_committed", (S.COMMITTED,)),
@@ -167,14 +176,17 @@ class PoolGate(Machine[PoolState]):
         return self._judge(now, changed=changed)
 
     def _node_faulted(self, event: NodeFaulted, now: float) -> Outcome[PoolState]:
+        if event.node_id not in self.candidates:
+            return self.state, ()
         return self._abort(event.fault)
 
     def _lost_early(self, event: NodeLost, now: float) -> Outcome[PoolState]:
-        self._nodes.pop(event.node_id, None)
-        if self._wait_for_lost or event.node_id not in self.candidates:
-            _, actions = self._judge(now, changed=True)
-            return S.WAITING_FOR_NODES, actions
-        return self._abort(_lost_fault(event))
+        if event.node_id not in self.candidates:
+            return self.state, ()
+        if not self._wait_for_lost:
+            return self._abort(_lost_fault(event))
+        self._nodes.pop(event.node_id, None)  # it must say NodeAvailable again
+        return self._judge(now, changed=True)
 
     def _timer(self, event: TimerFired, now: float) -> Outcome[PoolState]:
         if event.name == "deadline":
@@ -188,7 +200,8 @@ class PoolGate(Machine[PoolState]):
         )
 
     def _deadline(self, event: TimerFired, now: float) -> Outcome[PoolState]:
-        detail = f"pool not ready within {self._deadline_after:g} s; waiting for {'; '.join(self._waiting())}"
+        waiting = "; ".join(self._waiting()) or "the pool to stay stable"
+        detail = f"pool not ready within {self._deadline_after:g} s; waiting for {waiting}"
         return self._abort(Fault(FaultReason.POOL_TIMEOUT, Component.POOL, detail))
 
     def _abort(self, fault: Fault) -> Outcome[PoolState]:
@@ -222,7 +235,8 @@ class PoolGate(Machine[PoolState]):
         return S.COMMITTED, actions
 
     def _faulted_committed(self, event: NodeFaulted, now: float) -> Outcome[PoolState]:
-        return S.COMMITTED, (Send(RUN, event),)
+        actions: tuple[Action, ...] = (Send(RUN, event),) if event.node_id in self.candidates else ()
+        return S.COMMITTED, actions
 
     def _close(self, event: Shutdown, now: float) -> Outcome[PoolState]:
         return S.CLOSED, (*self.cancel_timer("window"), *self.cancel_timer("deadline"))

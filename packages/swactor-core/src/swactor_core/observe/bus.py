@@ -28,6 +28,10 @@ class EventBus:
     def add_sink(self, sink: Sink) -> None:
         self._sinks.append(sink)
 
+    def drop_sinks(self) -> None:
+        """Nothing is written from here on: the stream has had its last event."""
+        self._sinks.clear()
+
     def emit(self, name: EventName, fields: dict[str, Any]) -> None:
         if name in OBJECT_EVENTS and not self.objects:
             return

@@ -45,6 +45,9 @@ class TransportContext:
 
 
 class SendEdge(Protocol):
+    def room(self) -> int:
+        """Bytes that `write` would take now without waiting."""
+
     async def write(self, view: memoryview) -> int:
         """Takes 1..len(view) bytes and returns how many; waits while the peer has no room. The bytes are
         copied before return. At most `send_bound` accepted bytes per edge are not yet acknowledged.

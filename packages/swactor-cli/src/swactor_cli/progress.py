@@ -1,0 +1,105 @@
+"""Shows what a run waits for: pool, weights per stage with a bar, edges, barrier; then streams its tokens.
+
+On a terminal the waiting is live on stderr and gone when text begins; elsewhere only the result is said.
+"""
+
+from __future__ import annotations
+
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from swactor_core.machines.pool import ReportPool
+from swactor_core.machines.run import RunState
+from swactor_core.messages import StageProgress
+from swactor_core.orchestrator.orchestrator import RunListener
+from swactor_core.spi.loader import TextStream
+
+from swactor_cli.output import Output
+
+PHASES = {
+    "download": "fetching",
+    "weights": "loading weights",
+    "compile": "compiling kernels",
+    "ready": "ready",
+}
+STATES = {
+    RunState.PROVISIONING: "provisioning stages",
+    RunState.WAITING_READY: "preparing stages and edges",
+    RunState.RUNNING: "prefill",
+    RunState.TEARING_DOWN: "tearing down",
+}
+
+
+class Display(RunListener):
+    """`stream` turns ids into text; without one (a model without vocabulary) ids are shown as numbers."""
+
+    def __init__(self, output: Output, stream: TextStream | None) -> None:
+        self._output = output
+        self._stream = stream
+        self.text = ""
+        self._bars: Progress | None = None
+        self._pool_bar = TaskID(0)
+        self._stage_bars: dict[int, TaskID] = {}
+
+    def __enter__(self) -> Display:
+        if self._output.interactive:
+            self._bars = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.fields[note]}"),
+                TimeElapsedColumn(),
+                console=self._output.talk,
+                transient=True,
+            )
+            self._bars.start()
+            self._pool_bar = self._bars.add_task("pool", total=None, note="starting nodes")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_bars()
+
+    def _end_bars(self) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+
+    def pool(self, report: ReportPool) -> None:
+        if self._bars is not None:
+            note = f"{report.ready} of {report.total} nodes" + (
+                f", {report.waiting[0]}" if report.waiting else ""
+            )
+            self._bars.update(self._pool_bar, total=report.total, completed=report.ready, note=note)
+
+    def state(self, state: RunState) -> None:
+        if self._bars is not None and state in STATES:
+            self._bars.update(self._pool_bar, description="run", note=STATES[state])
+
+    def progress(self, progress: StageProgress) -> None:
+        if self._bars is None:
+            return
+        bar = self._stage_bars.get(progress.stage_index)
+        if bar is None:
+            bar = self._bars.add_task(f"stage {progress.stage_index}", total=None, note="")
+            self._stage_bars[progress.stage_index] = bar
+        note = PHASES.get(progress.phase, progress.phase)
+        self._bars.update(bar, total=progress.total or None, completed=progress.done, note=note)
+
+    def token(self, sequence: int, token_id: int) -> None:
+        self._end_bars()
+        text = (
+            self._stream.push(token_id)
+            if self._stream is not None
+            else f"{' ' if sequence else ''}{token_id}"
+        )
+        self.text += text
+        if self._output.json_lines:
+            self._output.record({"type": "token", "id": token_id, "text": text})
+        else:
+            self._output.text(text)
+
+    def finish(self) -> None:
+        """Writes what a cut-off character left over, and ends the line."""
+        self._end_bars()
+        rest = self._stream.finish() if self._stream is not None else ""
+        self.text += rest
+        if not self._output.json_lines:
+            self._output.text(rest + "\n" if self.text else rest)

@@ -1,0 +1,134 @@
+"""Configuration: which plug-ins, which cluster, which bounds; from TOML, environment and options.
+
+The border where text from people becomes typed settings: every error names the file or variable, the field
+and the remedy. Precedence: option, environment (`SWACTOR_…`), file, default. Knows no component.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from swactor_core.errors import ConfigError
+
+Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+HostPort = Annotated[str, StringConstraints(pattern=r"^(\[[0-9a-fA-F:]+\]|[^:\s]+):[0-9]{1,5}$")]
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+class PluginChoice(Settings):
+    """Which provider of each kind is used, and which plug-ins are not loaded at all."""
+
+    arena: str = "memfd"
+    transport: str = "quic"
+    membership: str = "swim"
+    worker: str = "tinygrad"
+    loader: str = "gguf"
+    blocked: tuple[str, ...] = ()
+
+
+class NodeEntry(Settings):
+    """One node of a cluster file. `memory_bytes` is what the planner may use on it."""
+
+    name: Name
+    public_key: Hex32
+    memory_bytes: int | None = Field(default=None, gt=0)
+
+
+class ClusterConfig(Settings):
+    """What all members of one cluster share. Keys in lower-case hexadecimal."""
+
+    id: Name
+    gossip_key: Hex32
+    orchestrators: tuple[Hex32, ...]
+    seeds: tuple[HostPort, ...] = ()
+    nodes: tuple[NodeEntry, ...] = ()
+
+
+class NodeSettings(Settings):
+    """One node process. `managed` means that a parent process owns its life through standard input."""
+
+    name: Name
+    cluster: ClusterConfig
+    key: Hex32
+    plugins: PluginChoice = PluginChoice()
+    bind_host: str = "127.0.0.1"
+    bind_port: int = Field(default=0, ge=0, le=65535)
+    advertise_host: str = ""
+    membership_port: int = Field(default=0, ge=0, le=65535)
+    arena_ceiling: int = Field(default=1 << 30, ge=1 << 20)
+    memory_bytes: int | None = Field(default=None, gt=0)
+    worker: dict[str, Any] = {}
+    transport: dict[str, Any] = {}
+    membership: dict[str, Any] = {}
+    managed: bool = False
+
+
+class ClusterFile(Settings):
+    """A cluster file as people write it."""
+
+    cluster: ClusterConfig
+    plugins: PluginChoice = PluginChoice()
+    node: dict[str, Any] = {}
+    orchestrator: dict[str, Any] = {}
+
+
+def split_host_port(text: str) -> tuple[str, int]:
+    """`host:port`, IPv6 in brackets. Raises ConfigError."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 <= int(port) < 65536:
+        raise ConfigError(f"{text!r} is not host:port", hint="write it like 10.0.0.1:7946 or [::1]:7946")
+    return host.strip("[]"), int(port)
+
+
+def load_cluster_file(path: str) -> ClusterFile:
+    """Raises ConfigError naming the file and the field."""
+    try:
+        text = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"cluster file {path!r}: {error.strerror}", hint="name a readable TOML file"
+        ) from None
+    try:
+        data = tomllib.loads(text.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cluster file {path!r} is not TOML: {error}") from None
+    return validated(ClusterFile, data, origin=f"cluster file {path!r}")
+
+
+def validated(kind: type[SettingsT], data: Mapping[str, Any], *, origin: str) -> SettingsT:
+    """`data` as `kind`. Raises ConfigError with the origin, the field and what is wrong with it."""
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the whole"
+        raise ConfigError(
+            f"{origin}: {where}: {first['msg']}", hint=f"see the fields of {kind.__name__}"
+        ) from None
+
+
+def from_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The plug-in choices that `SWACTOR_ARENA`, `SWACTOR_TRANSPORT`, … make; empty values count as unset."""
+    source = os.environ if environment is None else environment
+    kinds = ("arena", "transport", "membership", "worker", "loader")
+    values = {kind: source.get(f"SWACTOR_{kind.upper()}", "") for kind in kinds}
+    return {kind: value for kind, value in values.items() if value}
+
+
+def choose_plugins(file: PluginChoice, options: Mapping[str, str | None]) -> PluginChoice:
+    """Option over environment over file, per kind."""
+    merged = {**file.model_dump(), **from_environment(), **{k: v for k, v in options.items() if v}}
+    return validated(PluginChoice, merged, origin="plug-in choice")

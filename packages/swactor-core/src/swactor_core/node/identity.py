@@ -1,0 +1,54 @@
+"""The node's secret: 32 bytes made at first start and kept in a file that only its owner may read."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from swactor_core.errors import ConfigError
+
+SEED_BYTES = 32
+
+
+def state_directory() -> Path:
+    """`SWACTOR_STATE_DIR`, else the XDG state directory, else `~/.local/state`, with `swactor` below it."""
+    explicit = os.environ.get("SWACTOR_STATE_DIR")
+    if explicit:
+        return Path(explicit)
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "swactor"
+
+
+def load_or_create_seed(path: Path) -> bytes:
+    """The seed in `path`, created with mode 0600 when absent. Raises ConfigError for a loose mode."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return _load(path)
+    except OSError as error:
+        raise ConfigError(f"key file {str(path)!r}: {error.strerror}", hint="set SWACTOR_STATE_DIR") from None
+    seed = secrets.token_bytes(SEED_BYTES)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(seed.hex() + "\n")
+    return seed
+
+
+def _load(path: Path) -> bytes:
+    try:
+        if path.stat().st_mode & 0o077:
+            raise ConfigError(f"key file {str(path)!r} can be read by others", hint=f"chmod 600 {path}")
+        seed = bytes.fromhex(path.read_text().strip())
+    except OSError as error:
+        raise ConfigError(f"key file {str(path)!r}: {error.strerror}") from None
+    except ValueError:
+        raise ConfigError(
+            f"key file {str(path)!r} is not hexadecimal", hint="remove it to make a new key"
+        ) from None
+    if len(seed) != SEED_BYTES:
+        raise ConfigError(
+            f"key file {str(path)!r} holds {len(seed)} bytes, not {SEED_BYTES}",
+            hint="remove it to make a new key",
+        )
+    return seed

@@ -1,0 +1,296 @@
+"""Assembly of one node process: every part of `NodeAvailable`, in the order of `machines/node.py`.
+
+The adapter of NodeLife: starts transport and membership, connects membership to the transport's peers, hands
+commands from the orchestrator to the stage host. Ends with ExitProcess, always within its bounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from typing import Any
+
+from swactor_core.actors import ActorSystem, MachineActor
+from swactor_core.config import NodeSettings, split_host_port
+from swactor_core.errors import SwactorError
+from swactor_core.faults import Component, Fault, FaultReason
+from swactor_core.fsm import Effect
+from swactor_core.ids import NodeId, node_id_of
+from swactor_core.machines.node import (
+    AnnounceAvailable,
+    AnnounceFault,
+    CloseParts,
+    ExitProcess,
+    MembershipStarted,
+    NodeLife,
+    NodeState,
+    PartFailed,
+    PartsClosed,
+    ProcessStarted,
+    StartMembership,
+    StartTransport,
+    TransportStarted,
+)
+from swactor_core.machines.worker_ctl import GpuWorkerCtl, WorkerPolicy
+from swactor_core.messages import (
+    Address,
+    NodeAvailable,
+    NodeFaulted,
+    ProvisionStage,
+    Shutdown,
+    ShutdownNode,
+    StopRun,
+    Watch,
+)
+from swactor_core.node.control import BootHistory, ControlService
+from swactor_core.node.data_plane import DataPlane
+from swactor_core.node.peers import PeerBook
+from swactor_core.node.stage_host import StageHost
+from swactor_core.node.worker_process import WorkerProcess
+from swactor_core.observe.bus import EventBus
+from swactor_core.plugins import Plugins
+from swactor_core.spi.membership import Membership, MembershipContext
+from swactor_core.spi.provider import Kind
+from swactor_core.spi.transport import Transport, TransportContext
+
+log = logging.getLogger(__name__)
+
+NODE = Address(Component.NODE)
+WORKER = Address(Component.GPU_WORKER_CTL)
+STOP_BOUND = 12.0
+CLOSE_BOUND = 4.0
+
+
+class Node:
+    """One node process. Raises PluginError or ConfigError on construction; afterwards faults are reported."""
+
+    def __init__(self, settings: NodeSettings, plugins: Plugins) -> None:
+        choice = settings.plugins
+        self.settings = settings
+        self.epoch = secrets.randbits(48) | 1 << 48
+        self._seed = bytes.fromhex(settings.key)
+        self._transports = plugins.select(Kind.TRANSPORT, choice.transport).factory()
+        self._memberships = plugins.select(Kind.MEMBERSHIP, choice.membership).factory()
+        arena = plugins.select(Kind.ARENA, choice.arena).factory()
+        plugins.select(Kind.WORKER, choice.worker)
+        loader = plugins.select(Kind.LOADER, choice.loader).factory()
+        self.public_key: bytes = self._transports.public_key(self._seed)
+        self.node_id: NodeId = node_id_of(self.public_key)
+        self._plugins = plugins
+        self._orchestrators = {bytes.fromhex(key) for key in settings.cluster.orchestrators}
+        self._peers = PeerBook(settings.cluster, self._orchestrators)
+        self.transport: Transport | None = None
+        self.membership: Membership | None = None
+        self.ended: asyncio.Future[Fault | None] = asyncio.get_running_loop().create_future()
+        self._available: NodeAvailable | None = None
+        self._faulted: NodeFaulted | None = None
+
+        self.system = ActorSystem(self._actor_failed)
+        self.bus = EventBus(self.node_id)
+        self._history = BootHistory()
+        self.bus.add_sink(self._history)
+        self.control: ControlService | None = None
+        self.data_plane = DataPlane(
+            self.system,
+            self.bus,
+            arena=arena,
+            ring_host=WORKER,
+            gate_owner=Address(Component.STAGE_CONTROLLER),
+            arena_owner=NODE,
+            identities=lambda: self.stages.identities(),
+        )
+        self.stages = StageHost(
+            self.system,
+            self.bus,
+            node_id=self.node_id,
+            data_plane=self.data_plane,
+            loader=loader,
+            to_orchestrator=self._report,
+        )
+        self._worker = WorkerProcess(
+            self.system,
+            worker=choice.worker,
+            arena_name=choice.arena,
+            blocked=choice.blocked,
+            arena=self._arena_fd,
+        )
+        ctl = GpuWorkerCtl(
+            WorkerPolicy(),
+            arena_ceiling=settings.arena_ceiling,
+            ring_helper_abi=arena.abi,
+            backend=settings.worker,
+        )
+        self._host(WORKER, ctl, self._worker.perform)
+        self.life = NodeLife(self.node_id, arena_ceiling=settings.arena_ceiling, stop_bound=STOP_BOUND)
+        self._host(NODE, self.life, self._perform)
+
+    def _host(self, address: Address, machine: Any, perform: Any) -> None:
+        actor = MachineActor(self.system, address, machine=machine, bus=self.bus, perform=perform)
+        self.system.spawn(address, actor)
+
+    def start(self) -> None:
+        self.system.tell(NODE, ProcessStarted())
+
+    def stop(self) -> None:
+        self.system.tell(NODE, Shutdown())
+
+    async def run(self) -> Fault | None:
+        """Boots, serves and ends; returns why it ended, None for an ordered stop."""
+        self.start()
+        try:
+            return await self.ended
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        await self._close_parts()
+        await self.system.shutdown()
+        self.data_plane.arena.close()
+
+    def _actor_failed(self, address: Address, error: Exception) -> None:
+        log.error("%s:%d failed", address.component, address.key, exc_info=error)
+        detail = f"{address.component}: {type(error).__name__}: {error}"
+        fault = Fault(FaultReason.INTERNAL, address.component, detail, node_id=self.node_id)
+        self._report(NodeFaulted(self.node_id, fault))
+        if address == NODE:  # the one that would end the node in order is broken: end it without
+            if not self.ended.done():
+                self.ended.set_result(fault)
+        elif self.life.state is not NodeState.STOPPED:
+            self.life.fault = self.life.fault or fault
+            self.system.tell(NODE, Shutdown())
+
+    def _arena_fd(self) -> tuple[int, int]:
+        arena = self.data_plane.arena.arena
+        assert arena is not None
+        return arena.fd, arena.ceiling
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case StartTransport():
+                self.system.start_task(self._start_transport(), owner=NODE)
+            case StartMembership():
+                self.system.start_task(self._start_membership(), owner=NODE)
+            case AnnounceAvailable(worker):
+                self._available = NodeAvailable(
+                    self.node_id, self.epoch, self.settings.name, self.settings.memory_bytes, worker
+                )
+                self._report(self._available)
+                self._plugins.call_lifecycle("swactor_node_started", node_id=self.node_id)
+            case AnnounceFault(message):
+                self._faulted = message
+                self._available = None
+                self._report(message)
+                self.stop()  # a node that cannot serve ends, and says why with its exit
+            case CloseParts():
+                self._plugins.call_lifecycle("swactor_node_stopping", node_id=self.node_id)
+                self.system.start_task(self._close_then_tell(), owner=NODE)
+            case ExitProcess(fault):
+                if not self.ended.done():
+                    self.ended.set_result(fault)
+
+    async def _start_transport(self) -> None:
+        settings = self.settings
+        context = TransportContext(
+            seed=self._seed,
+            node_id=self.node_id,
+            epoch=self.epoch,
+            bind_host=settings.bind_host,
+            bind_port=settings.bind_port,
+            authorise=self._peers.knows,
+            on_peer_lost=self._peer_lost,
+            settings=settings.transport,
+        )
+        try:
+            self.transport = transport = self._transports.create(context)
+            await transport.start()
+        except SwactorError as error:
+            self.system.tell(NODE, PartFailed(Component.DRIVER, f"{error.message} {error.hint}".strip()))
+            return
+        self._peers.attach(transport)
+        self.data_plane.attach_transport(transport)
+        self.control = ControlService(
+            self.system,
+            self.bus,
+            transport,
+            history=self._history,
+            authorised=self._orchestrators.__contains__,
+            handle=self._command,
+            on_lost=self.stages.abandon,
+        )
+        self.control.start()
+        self.system.tell(NODE, TransportStarted(transport.host, transport.port))
+
+    async def _start_membership(self) -> None:
+        settings = self.settings
+        assert self.transport is not None
+        context = MembershipContext(
+            cluster_id=settings.cluster.id,
+            gossip_key=bytes.fromhex(settings.cluster.gossip_key),
+            name=settings.name,
+            node_id=self.node_id,
+            epoch=self.epoch,
+            public_key=self.public_key,
+            role="node",
+            host=settings.advertise_host or self.transport.host,
+            port=self.transport.port,
+            bind_host=settings.bind_host,
+            bind_port=settings.membership_port,
+            seeds=tuple(split_host_port(seed) for seed in settings.cluster.seeds),
+            on_change=self._peers.member_changed,
+            settings=settings.membership,
+        )
+        try:
+            self.membership = self._memberships.create(context)
+            await self.membership.start()
+        except SwactorError as error:
+            self.system.tell(NODE, PartFailed(Component.MEMBERSHIP, f"{error.message} {error.hint}".strip()))
+            return
+        self.system.tell(NODE, MembershipStarted())
+
+    def _peer_lost(self, node_id: NodeId, why: str) -> None:
+        if self.membership is not None:
+            self.membership.suspect(node_id, why)
+
+    def _report(self, message: object) -> None:
+        if self.control is not None:
+            self.control.report(message)
+
+    def _command(self, message: object) -> None:
+        match message:
+            case Watch(objects):
+                self.bus.objects = objects
+                if self._available is not None:
+                    self._report(self._available)
+                elif self._faulted is not None:
+                    self._report(self._faulted)
+            case ProvisionStage():
+                if self.life.state is NodeState.NODE_AVAILABLE:
+                    self.stages.provision(message)
+                else:
+                    fault = self.life.fault or Fault(
+                        FaultReason.NODE_UNAVAILABLE, Component.NODE, f"node is {self.life.state}"
+                    )
+                    self._report(NodeFaulted(self.node_id, fault))
+            case StopRun():
+                self.stages.stop_run(message)
+            case ShutdownNode():
+                self.stop()
+            case _:
+                log.warning("a node takes no %s", type(message).__name__)
+
+    async def _close_then_tell(self) -> None:
+        await self._close_parts()
+        self.system.tell(NODE, PartsClosed())
+
+    async def _close_parts(self) -> None:
+        membership, self.membership = self.membership, None
+        transport, self.transport = self.transport, None
+        try:
+            async with asyncio.timeout(CLOSE_BOUND):
+                if membership is not None:
+                    await membership.leave()
+                if transport is not None:
+                    await transport.close()
+        except TimeoutError:
+            log.warning("transport or membership did not close within %g s", CLOSE_BOUND)

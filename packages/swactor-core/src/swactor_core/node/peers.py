@@ -1,0 +1,44 @@
+"""Whom this process may talk to: members, the authorised orchestrators, the nodes of the cluster file.
+
+Keeps the transport's peer table equal to the membership view. Shared by node and orchestrator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from swactor_core.config import ClusterConfig
+from swactor_core.ids import NodeId
+from swactor_core.spi.membership import Member, MemberState
+from swactor_core.spi.transport import Peer, Transport
+
+
+class PeerBook:
+    def __init__(self, cluster: ClusterConfig, orchestrators: set[bytes]) -> None:
+        self._fixed = orchestrators | {bytes.fromhex(node.public_key) for node in cluster.nodes}
+        self._members: dict[NodeId, Member] = {}
+        self._transport: Transport | None = None
+        self.on_member: Callable[[Member], None] = lambda member: None
+
+    def knows(self, public_key: bytes) -> bool:
+        """Whether a dialler with this key may complete its handshake."""
+        return public_key in self._fixed or any(m.public_key == public_key for m in self._members.values())
+
+    def attach(self, transport: Transport) -> None:
+        self._transport = transport
+        for member in self._members.values():
+            self._apply(member)
+
+    def member_changed(self, member: Member) -> None:
+        self._members[member.node_id] = member
+        self._apply(member)
+        self.on_member(member)
+
+    def _apply(self, member: Member) -> None:
+        if self._transport is None:
+            return
+        if member.state in (MemberState.DEAD, MemberState.LEFT):
+            self._transport.remove_peer(member.node_id)
+        else:
+            peer = Peer(member.node_id, member.public_key, member.host, member.port, member.epoch)
+            self._transport.set_peer(peer)

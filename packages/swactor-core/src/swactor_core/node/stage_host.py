@@ -1,0 +1,185 @@
+"""Holds the active StageController of a node: one run at a time, provisioning only as authority allows.
+
+Refuses what does not match (another run active, an impossible range) with a StageFault that says why, and
+performs the controller's `OpenModel` with the loader plug-in in a thread. Knows no transport: messages for
+the orchestrator leave through `to_orchestrator`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from swactor_core.actors import ActorSystem, MachineActor
+from swactor_core.errors import SwactorError
+from swactor_core.events import EventName
+from swactor_core.faults import Component, Fault, FaultReason
+from swactor_core.fsm import Effect, Send
+from swactor_core.ids import NodeId
+from swactor_core.machines.stage import (
+    ModelFetch,
+    ModelOpened,
+    ModelRefused,
+    OpenModel,
+    StageController,
+    StageState,
+)
+from swactor_core.messages import Address, ProvisionStage, StageFault, StopRun
+from swactor_core.node.data_plane import DataPlane
+from swactor_core.observe.bus import EventBus
+from swactor_core.plan import SamplingPolicy
+from swactor_core.spi.loader import Loader
+from swactor_core.spi.worker import StageConfig
+
+STAGE = Address(Component.STAGE_CONTROLLER)
+TEARDOWN_BOUND = 10.0
+
+_STAGE_CONFIG = TypeAdapter(StageConfig)
+
+
+class StageHost:
+    def __init__(
+        self,
+        system: ActorSystem,
+        bus: EventBus,
+        *,
+        node_id: NodeId,
+        data_plane: DataPlane,
+        loader: Loader,
+        to_orchestrator: Callable[[object], None],
+    ) -> None:
+        self._system = system
+        self._bus = bus
+        self._node_id = node_id
+        self._data_plane = data_plane
+        self._loader = loader
+        self._to_orchestrator = to_orchestrator
+        self.controller: StageController | None = None
+        self.refused = 0
+
+    def identities(self) -> dict[str, Any]:
+        """Of the active run, for events of this node's edges and stage."""
+        if self.controller is None or self.controller.state is StageState.UNPROVISIONED:
+            return {}
+        plan = self.controller.provisioned
+        return {"run_id": plan.run_id, "stage_index": plan.stage_index}
+
+    @property
+    def active(self) -> bool:
+        return self.controller is not None and self.controller.state is not StageState.STOPPED
+
+    def provision(self, message: ProvisionStage) -> None:
+        """Starts a stage, or answers StageFault when this node cannot take it (spec section 12)."""
+        why = self._why_not(message)
+        if why:
+            self.refused += 1
+            fault = Fault(
+                FaultReason.PROVISIONING_REJECTED,
+                Component.NODE,
+                why,
+                node_id=self._node_id,
+                stage_index=message.stage_index,
+            )
+            self._bus.emit(EventName.PROVISIONING_REFUSED, {"run_id": message.run_id, "detail": why})
+            self._to_orchestrator(StageFault(message.run_id, message.stage_index, fault))
+            return
+        self._forget_last()
+        self.controller = StageController(teardown_bound=TEARDOWN_BOUND)
+        actor = MachineActor(
+            self._system,
+            STAGE,
+            machine=self.controller,
+            bus=self._bus,
+            perform=self._perform,
+            route=self._route,
+            defaults={"run_id": message.run_id, "stage_index": message.stage_index},
+        )
+        self._system.spawn(STAGE, actor)
+        self._system.tell(STAGE, message)
+
+    def _why_not(self, message: ProvisionStage) -> str:
+        if self.active:
+            assert self.controller is not None
+            plan = self.controller.provisioned
+            return f"run {plan.run_id} is active here as stage {plan.stage_index}"
+        if not 0 <= message.stage_index < message.stage_count:
+            return f"stage {message.stage_index} of {message.stage_count}"
+        if not 0 <= message.layer_start < message.layer_end_exclusive <= message.model.num_layers:
+            return (
+                f"layers {message.layer_start}..{message.layer_end_exclusive} of {message.model.num_layers}"
+            )
+        return ""
+
+    def _forget_last(self) -> None:
+        if self.controller is not None:
+            plan = self.controller.provisioned
+            self._data_plane.forget((plan.inbound.edge_id, plan.outbound.edge_id))
+            self._system.stop(STAGE)
+
+    def stop_run(self, message: StopRun) -> None:
+        """StopRun for the active run; for any other run there is nothing here to stop."""
+        if (
+            self.active
+            and self.controller is not None
+            and self.controller.provisioned.run_id == message.run_id
+        ):
+            self._system.tell(STAGE, message)
+
+    def abandon(self) -> None:
+        """The orchestrator is gone: stop the run locally, so that every lease is given back."""
+        if self.active and self.controller is not None:
+            self._system.tell(STAGE, StopRun(self.controller.provisioned.run_id))
+
+    def _route(self, action: Send) -> bool:
+        if action.to.component is not Component.RUN:
+            return False
+        self._to_orchestrator(action.message)
+        return True
+
+    def _perform(self, effect: Effect) -> None:
+        assert isinstance(effect, OpenModel)
+        self._system.start_task(self._open_model(effect.provision), owner=STAGE)
+
+    async def _open_model(self, provision: ProvisionStage) -> None:
+        loop = asyncio.get_running_loop()
+
+        def progress(done: int, total: int) -> None:
+            loop.call_soon_threadsafe(self._system.tell, STAGE, ModelFetch(done, total))
+
+        try:
+            config = await asyncio.to_thread(self._stage_config, provision, progress)
+        except SwactorError as error:
+            self._system.tell(
+                STAGE, ModelRefused(f"{error.message}{f' ({error.hint})' if error.hint else ''}")
+            )
+        else:
+            self._system.tell(STAGE, ModelOpened(config))
+
+    def _stage_config(
+        self, provision: ProvisionStage, progress: Callable[[int, int], None]
+    ) -> dict[str, Any]:
+        model = self._loader.open(self._loader.resolve(provision.gguf_source.uri, progress))
+        try:
+            digest = model.digest()
+            if provision.gguf_source.digest and digest != provision.gguf_source.digest:
+                raise SwactorError(
+                    f"{provision.gguf_source.uri!r} on this node is another file: digest {digest[:12]}, "
+                    f"the plan was made for {provision.gguf_source.digest[:12]}",
+                    hint="put the same file on every node",
+                )
+            config = StageConfig(
+                manifest=model.manifest(provision.layer_start, provision.layer_end_exclusive),
+                max_context=provision.model.max_seq_len,
+                prefill_chunk=provision.runtime.prefill_chunk,
+                input_spec=provision.inbound.object_spec,
+                output_spec=provision.outbound.object_spec,
+                sampling=provision.runtime.sampling or SamplingPolicy(),
+                token_output_policy=provision.runtime.token_output_policy,
+            )
+        finally:
+            model.close()
+        dumped: dict[str, Any] = _STAGE_CONFIG.dump_python(config, mode="json")
+        return dumped

@@ -1,0 +1,185 @@
+"""The worker's process adapter (spec section 28): spawn, NDJSON lines, kill, and the news of its end.
+
+One line a message; stdout is events, stderr is talk whose last lines explain a death. The end of the process
+is reported after its last event was read, by the child watcher, within milliseconds; nothing polls. Knows no
+machine: it performs GpuWorkerCtl's effects and tells it what happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable
+
+from swactor_core.actors import ActorSystem
+from swactor_core.codec import MAX_LINE, CodecError, MessageCodec
+from swactor_core.fsm import Effect
+from swactor_core.ids import WorkerGeneration
+from swactor_core.machines.worker_ctl import ME, FromWorker, KillWorker, SpawnWorker, WriteWorker
+from swactor_core.messages import (
+    WORKER_COMMANDS,
+    WORKER_EVENTS,
+    ProcessNotification,
+    ProcessNotificationKind,
+)
+
+log = logging.getLogger(__name__)
+
+STDERR_LINES = 40
+MAX_UNREAD_COMMANDS = 16 * 1024 * 1024
+DRAIN_BOUND = 1.0
+
+_COMMANDS = MessageCodec(WORKER_COMMANDS)
+_EVENTS = MessageCodec(WORKER_EVENTS)
+
+
+class WorkerProcess:
+    """At most one live child. `arena` gives (fd, ceiling) once the arena stands."""
+
+    def __init__(
+        self,
+        system: ActorSystem,
+        *,
+        worker: str,
+        arena_name: str,
+        blocked: tuple[str, ...],
+        arena: Callable[[], tuple[int, int]],
+    ) -> None:
+        self._system = system
+        self._arguments = ["--worker", worker, "--arena", arena_name]
+        for name in blocked:
+            self._arguments += ["--block", name]
+        self._arena = arena
+        self._process: asyncio.subprocess.Process | None = None
+        self._generation = WorkerGeneration(0)
+
+    def perform(self, effect: Effect) -> None:
+        match effect:
+            case SpawnWorker(generation):
+                self._generation = generation
+                self._system.start_task(self._live(generation), owner=ME)
+            case WriteWorker(generation, command):
+                self._write(generation, command)
+            case KillWorker(generation):
+                self._kill(generation)
+
+    def _notify(
+        self, generation: WorkerGeneration, kind: ProcessNotificationKind, pid: int, detail: str
+    ) -> None:
+        self._system.tell(ME, ProcessNotification(generation, kind, pid, detail))
+
+    def _write(self, generation: WorkerGeneration, command: object) -> None:
+        process = self._process
+        if process is None or generation != self._generation or process.stdin is None:
+            return
+        process.stdin.write(_COMMANDS.encode(command) + b"\n")
+        if process.stdin.transport.get_write_buffer_size() > MAX_UNREAD_COMMANDS:
+            detail = f"the worker does not read its commands: {MAX_UNREAD_COMMANDS} bytes are waiting"
+            self._notify(generation, ProcessNotificationKind.ERROR, process.pid, detail)
+
+    def _kill(self, generation: WorkerGeneration) -> None:
+        process = self._process
+        if process is not None and generation == self._generation and process.returncode is None:
+            process.kill()
+
+    async def _live(self, generation: WorkerGeneration) -> None:
+        """One child's whole life: start, events, end."""
+        fd, ceiling = self._arena()
+        environment = {**os.environ, "SWACTOR_ARENA_FD": str(fd), "SWACTOR_ARENA_BYTES": str(ceiling)}
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "swactor_core.worker",
+                *self._arguments,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                pass_fds=(fd,) if fd >= 0 else (),
+                env=environment,
+                limit=MAX_LINE,
+            )
+        except OSError as error:
+            self._notify(generation, ProcessNotificationKind.ERROR, 0, f"cannot start the worker: {error}")
+            return
+        self._process = process
+        self._notify(generation, ProcessNotificationKind.STARTED, process.pid, "")
+        talk: deque[str] = deque(maxlen=STDERR_LINES)
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            events = asyncio.ensure_future(self._read_events(generation, process.stdout, process.pid))
+            stderr = asyncio.ensure_future(_read_talk(process.stderr, talk))
+            await process.wait()
+            # A grandchild may hold the pipes open; what the worker itself wrote is there at once.
+            await asyncio.wait((events, stderr), timeout=DRAIN_BOUND)
+            events.cancel()
+            stderr.cancel()
+        finally:
+            if process.returncode is None:
+                process.kill()
+            _close_pipes(process)
+            if self._process is process:
+                self._process = None
+        detail = f"the worker process {process.pid} {exit_text(process.returncode)}"
+        last = talk[-1] if talk else ""
+        self._notify(
+            generation,
+            ProcessNotificationKind.EXITED,
+            process.pid,
+            f"{detail}{f'; it said: {last}' if last else ''}",
+        )
+
+    async def _read_events(
+        self, generation: WorkerGeneration, stdout: asyncio.StreamReader, pid: int
+    ) -> None:
+        while True:
+            try:
+                line = await stdout.readline()
+                if not line:
+                    return
+                event = _EVENTS.decode(line)
+            except ValueError as error:  # CodecError, or a line over the limit
+                what = str(error) if isinstance(error, CodecError) else "an event line over the limit"
+                self._notify(
+                    generation, ProcessNotificationKind.ERROR, pid, f"bad event from the worker: {what}"
+                )
+                return
+            self._system.tell(ME, FromWorker(generation, event))
+
+
+async def _read_talk(stderr: asyncio.StreamReader, talk: deque[str]) -> None:
+    while True:
+        try:
+            line = await stderr.readline()
+        except ValueError:  # a line over the limit: skip what was buffered of it
+            continue
+        if not line:
+            return
+        text = line.decode(errors="replace").rstrip()
+        if text:
+            talk.append(text)
+            log.info("worker: %s", text)
+
+
+def _close_pipes(process: asyncio.subprocess.Process) -> None:
+    """Closes the child's pipe transports now, also where a grandchild holds the far ends."""
+    transport = getattr(process, "_transport", None)
+    if transport is not None:
+        transport.close()
+
+
+def exit_text(code: int | None) -> str:
+    """How a process ended, for people."""
+    if code is None:
+        return "has not ended"
+    if code < 0:
+        try:
+            return f"was ended by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was ended by signal {-code}"
+    return f"exited with {code}"

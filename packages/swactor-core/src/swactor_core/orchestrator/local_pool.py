@@ -1,0 +1,134 @@
+"""A local pool: managed node processes on loopback, owned by this process and gone with it.
+
+Each node is the same `python -m swactor_core.node` that a container would run, with its settings, its key
+included, sent over its standard input: nothing is written to disk, and nothing is left when anyone is killed.
+Every child is watched; its end is evidence for the run within milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from swactor_core.config import ClusterConfig, NodeSettings
+from swactor_core.errors import ResourceError
+from swactor_core.ids import NodeId
+from swactor_core.node.worker_process import exit_text
+
+log = logging.getLogger(__name__)
+
+STOP_BOUND = 15.0
+KILL_BOUND = 3.0
+STDERR_LINES = 60
+
+
+@dataclass(slots=True)
+class _Child:
+    name: str
+    node_id: NodeId
+    process: asyncio.subprocess.Process
+    talk: deque[str]
+    watcher: asyncio.Task[None]
+
+
+class LocalPool:
+    """`on_exit(node_id, detail)` hears of every child that ended before `stop`."""
+
+    def __init__(self, on_exit: Callable[[NodeId, str], None]) -> None:
+        self._on_exit = on_exit
+        self._children: list[_Child] = []
+        self._stopping = False
+
+    async def start(self, settings: NodeSettings, node_id: NodeId) -> None:
+        """Starts one node process. Raises ResourceError."""
+        environment = {**os.environ, "SWACTOR_PARENT": str(os.getpid())}
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "swactor_core.node",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                env=environment,
+            )
+        except OSError as error:
+            raise ResourceError(f"cannot start node {settings.name!r}: {error}") from None
+        assert process.stdin is not None
+        process.stdin.write(settings.model_dump_json().encode() + b"\n")
+        talk: deque[str] = deque(maxlen=STDERR_LINES)
+        child = _Child(settings.name, node_id, process, talk, asyncio.ensure_future(asyncio.sleep(0)))
+        child.watcher = asyncio.ensure_future(self._watch(child))
+        self._children.append(child)
+
+    async def _watch(self, child: _Child) -> None:
+        assert child.process.stderr is not None
+        reader = asyncio.ensure_future(self._listen(child))
+        await child.process.wait()
+        # A grandchild may hold the pipe open; what the node itself wrote is there at once.
+        await asyncio.wait((reader,), timeout=0.5)
+        reader.cancel()
+        if not self._stopping:
+            said = next((line for line in reversed(child.talk) if line.startswith("error: ")), "")
+            what = said.removeprefix("error: ") or f"its process {exit_text(child.process.returncode)}"
+            self._on_exit(child.node_id, f"{child.name}: {what}")
+
+    async def _listen(self, child: _Child) -> None:
+        assert child.process.stderr is not None
+        while True:
+            try:
+                line = await child.process.stderr.readline()
+            except ValueError:  # a line over the limit: skip what was buffered of it
+                continue
+            if not line:
+                return
+            text = line.decode(errors="replace").rstrip()
+            child.talk.append(text)
+            log.info("%s: %s", child.name, text)
+
+    async def stop(self) -> None:
+        """Ends the lifelines, waits for the nodes to end in order, kills what does not."""
+        self._stopping = True
+        for child in self._children:
+            if child.process.stdin is not None:
+                child.process.stdin.close()
+        waits = [asyncio.ensure_future(child.process.wait()) for child in self._children]
+        if waits:
+            await asyncio.wait(waits, timeout=STOP_BOUND)
+        self.kill()
+        if waits:
+            await asyncio.wait(waits, timeout=KILL_BOUND)
+        for child in self._children:
+            await asyncio.wait((child.watcher,), timeout=1.0)
+            child.watcher.cancel()
+            transport = getattr(child.process, "_transport", None)
+            if transport is not None:
+                transport.close()
+
+    def kill(self) -> None:
+        """Ends every node at once; their workers die with them."""
+        for child in self._children:
+            if child.process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    child.process.kill()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(child.process.pid for child in self._children)
+
+
+def new_cluster(orchestrator_key: bytes, seeds: tuple[str, ...] = ()) -> ClusterConfig:
+    """A fresh cluster of one run: random id and gossip key, one authorised orchestrator."""
+    return ClusterConfig(
+        id=f"local-{secrets.token_hex(6)}",
+        gossip_key=secrets.token_hex(32),
+        orchestrators=(orchestrator_key.hex(),),
+        seeds=seeds,
+    )

@@ -1,0 +1,195 @@
+"""Sessions: everything one run needs, up and down again in the right order.
+
+`LocalSession` is a pool of managed nodes on this machine, `ClusterSession` joins nodes that run elsewhere; both
+give `run()`. The public way to run a pipeline from Python, and what the command line and the benchmarks use.
+"""
+
+from __future__ import annotations
+
+import secrets
+from types import TracebackType
+from typing import Any, Self
+
+from swactor_core.config import ClusterConfig, ClusterFile, NodeSettings, PluginChoice
+from swactor_core.errors import UsageError
+from swactor_core.ids import NodeId, node_id_of
+from swactor_core.observe.bus import Sink
+from swactor_core.orchestrator.endpoint import LogitsSink
+from swactor_core.orchestrator.local_pool import LocalPool, new_cluster
+from swactor_core.orchestrator.orchestrator import (
+    Orchestrator,
+    PoolBounds,
+    RunListener,
+    RunRequest,
+    RunResult,
+)
+from swactor_core.plugins import Plugins
+from swactor_core.spi.provider import Kind
+
+LOCAL_MEMBERSHIP = {"profile": "local"}
+
+
+class _Session:
+    """What both kinds share: an orchestrator, candidates, sinks, and an orderly end."""
+
+    orchestrator: Orchestrator
+
+    def __init__(self, sinks: tuple[Sink, ...]) -> None:
+        self._sinks = sinks
+        self._candidates: tuple[NodeId, ...] = ()
+        self._pool = PoolBounds()
+
+    def _connect_sinks(self) -> None:
+        """Events end with `run_torn_down`: what the processes say of their own end afterwards is not the run's."""
+        self.orchestrator.on_finished = self.orchestrator.bus.drop_sinks
+        for sink in self._sinks:
+            self.orchestrator.bus.add_sink(sink)
+
+    async def run(
+        self, request: RunRequest, *, listener: RunListener | None = None, on_logits: LogitsSink | None = None
+    ) -> RunResult:
+        """One run to its outcome. A session serves one run."""
+        return await self.orchestrator.run(
+            request,
+            self._candidates,
+            pool=self._pool,
+            listener=listener or RunListener(),
+            on_logits=on_logits,
+        )
+
+    def stop_run(self) -> None:
+        self.orchestrator.stop_run()
+
+
+class LocalSession(_Session):
+    """`async with LocalSession(plugins, choice, nodes=2) as session: await session.run(request)`."""
+
+    def __init__(
+        self,
+        plugins: Plugins,
+        choice: PluginChoice,
+        *,
+        nodes: int,
+        worker: dict[str, Any] | None = None,
+        arena_ceiling: int = 1 << 30,
+        memory_bytes: int | None = None,
+        objects: bool = False,
+        sinks: tuple[Sink, ...] = (),
+    ) -> None:
+        super().__init__(sinks)
+        if nodes < 1:
+            raise UsageError(f"{nodes} nodes", hint="a pipeline needs at least one")
+        self._plugins = plugins
+        self._choice = choice
+        self._nodes = nodes
+        self._worker = worker or {}
+        self._arena_ceiling = arena_ceiling
+        self._memory_bytes = memory_bytes
+        self._objects = objects
+        self.pool = LocalPool(self._child_ended)
+
+    def _child_ended(self, node_id: NodeId, detail: str) -> None:
+        self.orchestrator.node_lost(node_id, detail)
+
+    async def __aenter__(self) -> Self:
+        seed = secrets.token_bytes(32)
+        public_key_of = self._plugins.select(Kind.TRANSPORT, self._choice.transport).factory().public_key
+        cluster = new_cluster(public_key_of(seed))
+        self.orchestrator = Orchestrator(
+            self._plugins,
+            self._choice,
+            cluster=cluster,
+            seed=seed,
+            name="orchestrator",
+            membership_settings=LOCAL_MEMBERSHIP,
+            objects=self._objects,
+        )
+        self._connect_sinks()
+        try:
+            await self.orchestrator.start()
+            host, port = self.orchestrator.membership_address
+            cluster = cluster.model_copy(update={"seeds": (f"{host}:{port}",)})
+            candidates = []
+            for index in range(self._nodes):
+                key = secrets.token_bytes(32)
+                candidates.append(node_id_of(public_key_of(key)))
+                await self.pool.start(self._settings(f"node-{index}", key, cluster), candidates[-1])
+            self._candidates = tuple(candidates)
+        except BaseException:
+            await self._end()
+            raise
+        return self
+
+    def _settings(self, name: str, key: bytes, cluster: ClusterConfig) -> NodeSettings:
+        return NodeSettings(
+            name=name,
+            cluster=cluster,
+            key=key.hex(),
+            plugins=self._choice,
+            arena_ceiling=self._arena_ceiling,
+            memory_bytes=self._memory_bytes,
+            worker=self._worker,
+            membership=LOCAL_MEMBERSHIP,
+            managed=True,
+        )
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._end()
+
+    async def _end(self) -> None:
+        self.orchestrator.shutdown_nodes()
+        await self.pool.stop()
+        await self.orchestrator.close()
+
+
+class ClusterSession(_Session):
+    """Joins the cluster of a file as an authorised orchestrator; the nodes stay up afterwards."""
+
+    def __init__(
+        self,
+        plugins: Plugins,
+        file: ClusterFile,
+        choice: PluginChoice,
+        *,
+        seed: bytes,
+        nodes: tuple[str, ...] = (),
+        objects: bool = False,
+        sinks: tuple[Sink, ...] = (),
+    ) -> None:
+        super().__init__(sinks)
+        known = {node.name: node for node in file.cluster.nodes}
+        unknown = [name for name in nodes if name not in known]
+        if unknown:
+            raise UsageError(f"node {unknown[0]!r} is not in the cluster file", hint=f"it has {', '.join(known)}")
+        chosen = [known[name] for name in nodes] or list(known.values())
+        if not chosen:
+            raise UsageError("the cluster file names no nodes", hint="add [[cluster.nodes]] with name and public_key")
+        self._candidates = tuple(node_id_of(bytes.fromhex(node.public_key)) for node in chosen)
+        self._pool = PoolBounds(convergence_window=1.0, deadline=60.0, wait_for_lost=True)
+        options = {"bind_host": "0.0.0.0", **file.orchestrator}  # noqa: S104 - a cluster is reached from outside
+        self.orchestrator = Orchestrator(
+            plugins, choice, cluster=file.cluster, seed=seed, name="orchestrator", objects=objects, **options
+        )
+        key = self.orchestrator.public_key.hex()
+        if key not in file.cluster.orchestrators:
+            raise UsageError(
+                "this machine's key is not an authorised orchestrator of the cluster",
+                hint=f'add "{key}" to orchestrators in the cluster file',
+            )
+        self._connect_sinks()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.orchestrator.start()
+        except BaseException:
+            await self.orchestrator.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.orchestrator.close()
+
