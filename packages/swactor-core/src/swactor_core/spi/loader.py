@@ -28,8 +28,9 @@ class TensorRef:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What planning needs. Byte counts are of stored tensors. `metadata` holds every scalar key and every
-    numeric array of at most 4096 entries of the file, tokenizer arrays never."""
+    """What planning needs. Byte counts are of stored tensors; `kv_bytes_per_token` is of f32 keys and values,
+    a layer each. `metadata` holds every scalar key (texts up to 64 KiB) and every numeric array of at most
+    4096 entries of the file, tokenizer arrays never."""
 
     model_id: str
     architecture: str
