@@ -65,6 +65,9 @@ class Plugins:
         module = getattr(plugin, "__name__", type(plugin).__name__)
         record = PluginRecord(name, distribution, version, module, PluginState.LOADED)
         self.records.append(record)
+        if self.manager.is_registered(plugin):
+            record.state, record.reason = PluginState.FAILED, "this plug-in is registered already"
+            return record
         try:
             self.manager.register(plugin, name=name)
             self._refuse_unknown_hooks(plugin)
@@ -166,7 +169,7 @@ def load_plugins(*, blocked: Iterable[str] = (), only: Iterable[str] | None = No
             continue
         try:
             module = entry.load()
-        except Exception as error:  # an import may raise anything; its record tells what
+        except (Exception, SystemExit) as error:  # an import may raise anything; its record tells what
             record.state, record.reason = PluginState.FAILED, f"{type(error).__name__}: {error}"
             plugins.records.append(record)
             continue

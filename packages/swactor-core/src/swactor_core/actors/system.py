@@ -36,12 +36,14 @@ class MailboxFull(SwactorError):
 
 
 class _Mailbox:
-    __slots__ = ("actor", "capacity", "queued", "timers")
+    __slots__ = ("actor", "address", "capacity", "queued", "stopped", "timers")
 
-    def __init__(self, actor: Actor, capacity: int) -> None:
+    def __init__(self, address: Address, actor: Actor, capacity: int) -> None:
+        self.address = address
         self.actor = actor
         self.capacity = capacity
         self.queued = 0
+        self.stopped = False
         self.timers: dict[str, asyncio.TimerHandle] = {}
 
 
@@ -53,7 +55,7 @@ class ActorSystem:
         self._loop = asyncio.get_running_loop()
         self._on_failure = on_failure
         self._mailboxes: dict[Address, _Mailbox] = {}
-        self._queue: deque[tuple[Address, object, asyncio.Future[Any] | None]] = deque()
+        self._queue: deque[tuple[_Mailbox, object, asyncio.Future[Any] | None]] = deque()
         self._scheduled = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopping = False
@@ -65,12 +67,14 @@ class ActorSystem:
 
     def spawn(self, address: Address, actor: Actor, *, capacity: int = 4096) -> None:
         assert address not in self._mailboxes, f"{address} already lives"
-        self._mailboxes[address] = _Mailbox(actor, capacity)
+        self._mailboxes[address] = _Mailbox(address, actor, capacity)
 
     def stop(self, address: Address) -> None:
-        """Ends one actor: its timers are cancelled, what is queued for it becomes dead letters."""
+        """Ends one actor: its timers are cancelled, what is queued for it becomes dead letters. A new actor
+        under the same address gets none of it."""
         mailbox = self._mailboxes.pop(address, None)
         if mailbox is not None:
+            mailbox.stopped = True
             for handle in mailbox.timers.values():
                 handle.cancel()
 
@@ -91,17 +95,21 @@ class ActorSystem:
         mailbox = self._mailboxes.get(address)
         if mailbox is None:
             self._dead(address, message, future)
-            return
+        else:
+            self._enqueue(mailbox, message, future)
+
+    def _enqueue(self, mailbox: _Mailbox, message: object, future: asyncio.Future[Any] | None) -> None:
+        address = mailbox.address
         if mailbox.queued >= mailbox.capacity:
             error = MailboxFull(
                 f"mailbox of {address.component}:{address.key} holds {mailbox.capacity} messages"
             )
             if future is not None:
                 future.set_exception(error)
-            self._on_failure(address, error)
+            self._failed(address, error)
             return
         mailbox.queued += 1
-        self._queue.append((address, message, future))
+        self._queue.append((mailbox, message, future))
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._drain)
@@ -119,12 +127,11 @@ class ActorSystem:
             if not self._queue:
                 self._scheduled = False
                 return
-            address, message, future = self._queue.popleft()
-            mailbox = self._mailboxes.get(address)
-            if mailbox is None:
-                self._dead(address, message, future)
-                continue
+            mailbox, message, future = self._queue.popleft()
             mailbox.queued -= 1
+            if mailbox.stopped:
+                self._dead(mailbox.address, message, future)
+                continue
             try:
                 if future is None:
                     mailbox.actor.receive(message)
@@ -133,8 +140,14 @@ class ActorSystem:
             except Exception as error:
                 if future is not None and not future.done():
                     future.set_exception(error)
-                self._on_failure(address, error)
+                self._failed(mailbox.address, error)
         self._loop.call_soon(self._drain)
+
+    def _failed(self, address: Address, error: Exception) -> None:
+        try:
+            self._on_failure(address, error)
+        except Exception:  # the dispatcher outlives its supervisor: others still have to tear down
+            log.exception("the supervisor failed on %s of %s:%d", error, address.component, address.key)
 
     def set_timer(self, address: Address, name: str, generation: int, *, at: float) -> None:
         mailbox = self._mailboxes.get(address)
@@ -144,7 +157,11 @@ class ActorSystem:
 
         def fire() -> None:
             mailbox.timers.pop(name, None)
-            self._loop.call_soon(self.tell, address, TimerFired(name, generation))
+            self._loop.call_soon(due)
+
+        def due() -> None:
+            if not mailbox.stopped:
+                self._enqueue(mailbox, TimerFired(name, generation), None)
 
         mailbox.timers[name] = self._loop.call_at(at, fire)
 
@@ -164,7 +181,7 @@ class ActorSystem:
             if not done.cancelled():
                 error = done.exception()
                 if isinstance(error, Exception):
-                    self._on_failure(owner, error)
+                    self._failed(owner, error)
 
         task.add_done_callback(ended)
         return task
@@ -178,12 +195,13 @@ class ActorSystem:
             return
         self._stopping = True
         deadline = self._loop.time() + timeout
-        while self._queue and self._loop.time() < deadline:
-            await asyncio.sleep(0)  # noqa: ASYNC110 - lets the dispatcher run; the queue is this loop's own
+        while self._queue and self._loop.time() < deadline:  # noqa: ASYNC110 - the queue is this loop's own
+            await asyncio.sleep(0)
         for address in reversed(tuple(self._mailboxes)):
             self.stop(address)
         while self._queue:
-            self._dead(*self._queue.popleft())
+            mailbox, message, future = self._queue.popleft()
+            self._dead(mailbox.address, message, future)
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()

@@ -84,6 +84,8 @@ class ArenaManager(Machine[ArenaState]):
         Row(S.READY, CancelLease, "_cancel", (S.READY,)),
         Row(S.READY, ReleaseRing, "_release", (S.READY,)),
         Row(S.READY, Shutdown, "_shutdown", (S.SHUTTING_DOWN,)),
+        Row(S.SHUTTING_DOWN, ArenaConstructed, None, (S.SHUTTING_DOWN,)),
+        Row(S.SHUTTING_DOWN, ArenaConstructionFailed, None, (S.SHUTTING_DOWN,)),
         Row(S.SHUTTING_DOWN, LeaseRing, "_refuse", (S.SHUTTING_DOWN,)),
         Row(S.SHUTTING_DOWN, RingPrepared, None, (S.SHUTTING_DOWN,)),
         Row(S.SHUTTING_DOWN, RingPreparationFailed, None, (S.SHUTTING_DOWN,)),
@@ -107,11 +109,13 @@ class ArenaManager(Machine[ArenaState]):
         self.stale_releases = 0
 
     def _construct(self, event: ConstructArena, now: float) -> Outcome[ArenaState]:
-        self.ceiling = event.ceiling // PAGE * PAGE
+        if self.ceiling:
+            raise self.invalid(event)
+        self.ceiling = max(0, event.ceiling // PAGE * PAGE)
         return S.BOOTING, (MapArena(self.ceiling),)
 
     def _constructed(self, event: ArenaConstructed, now: float) -> Outcome[ArenaState]:
-        self.free = [(0, self.ceiling)]
+        self.free = [(0, self.ceiling)] if self.ceiling else []
         return S.READY, (Send(self._owner, event),)
 
     def _failed(self, event: ArenaConstructionFailed, now: float) -> Outcome[ArenaState]:
@@ -169,11 +173,11 @@ class ArenaManager(Machine[ArenaState]):
         return S.READY, self._retry()
 
     def _release(self, event: ReleaseRing, now: float) -> Outcome[ArenaState]:
-        held = self.live.pop(event.ring_id, None)
-        if held is None:
+        # Nobody has heard of a ring that is still being prepared: a release of it is another ring's, late.
+        if event.ring_id not in self.live or event.ring_id in self._preparing:
             self.stale_releases += 1
             return self.state, ()
-        layout, request = held
+        layout, request = self.live.pop(event.ring_id)
         self._give_back(layout)
         proof = {"pump": str(event.proof.pump), "ring": str(event.proof.ring)}
         released = {"ring_id": layout.ring_id, "edge_id": request.edge_id, "proof": proof}

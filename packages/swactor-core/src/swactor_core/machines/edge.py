@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from swactor_core.events import EventName
-from swactor_core.faults import RING_FAULTS, STREAM_FAULTS, Component, Fault, FaultReason, UninstallReason
+from swactor_core.faults import (
+    RING_FAULTS,
+    STREAM_FAULTS,
+    Component,
+    Fault,
+    FaultReason,
+    LeaseRejection,
+    UninstallReason,
+)
 from swactor_core.fsm import Action, Emit, Machine, Outcome, Row, Send
 from swactor_core.ids import EdgeId, LeaseRequestId, RingId
 from swactor_core.messages import (
@@ -62,7 +70,7 @@ class EdgeProvisionState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EdgeBounds:
-    """Seconds that a record waits: for a queued lease, for each establishment step, for each teardown proof."""
+    """Seconds that a record waits: for a queued lease, for each step of establishment and of teardown."""
 
     lease: float = 20.0
     establish: float = 20.0
@@ -79,8 +87,8 @@ class EdgeRecord(Machine[EdgeProvisionState]):
     TABLE = (
         Row(S.NEW, ProvisionTx, "_begin", (S.WAITING_FOR_LEASE,)),
         Row(S.NEW, ProvisionRx, "_begin", (S.WAITING_FOR_LEASE,)),
-        Row(S.WAITING_FOR_LEASE, RingLeased, "_leased", (S.WAITING_FOR_WORKER_RING,)),
-        Row(S.WAITING_FOR_LEASE, RingLeaseRejected, "_rejected", (S.FAILED,)),
+        Row(S.WAITING_FOR_LEASE, RingLeased, "_leased", (S.WAITING_FOR_WORKER_RING, S.WAITING_FOR_LEASE)),
+        Row(S.WAITING_FOR_LEASE, RingLeaseRejected, "_rejected", (S.FAILED, S.WAITING_FOR_LEASE)),
         Row(S.WAITING_FOR_LEASE, StopEdge, "_stop_waiting", (S.STOPPED,)),
         Row(S.WAITING_FOR_LEASE, TimerFired, "_lease_timeout", (S.FAILED,)),
         Row(S.WAITING_FOR_WORKER_RING, RingInstalled, "_installed", (S.WAITING_FOR_DRIVER,)),
@@ -190,6 +198,8 @@ class EdgeRecord(Machine[EdgeProvisionState]):
         )
 
     def _leased(self, event: RingLeased, now: float) -> Outcome[EdgeProvisionState]:
+        if event.request_id != self.lease_request_id:
+            return S.WAITING_FOR_LEASE, (self._give_back(event),)
         provision = self._provisioned()
         assert self.direction is not None
         self.ring_id = event.layout.ring_id
@@ -208,8 +218,13 @@ class EdgeRecord(Machine[EdgeProvisionState]):
         )
 
     def _rejected(self, event: RingLeaseRejected, now: float) -> Outcome[EdgeProvisionState]:
-        detail = f"{event.detail}"
-        fault = self._fault(FaultReason.RING_REQUEST_TOO_LARGE, cause=str(event.reason), detail=detail)
+        if event.request_id != self.lease_request_id:
+            return S.WAITING_FOR_LEASE, ()
+        too_large = event.reason is LeaseRejection.EXCEEDS_CEILING
+        reason = FaultReason.RING_REQUEST_TOO_LARGE if too_large else FaultReason.EDGE_ESTABLISHMENT_FAILED
+        fault = self._fault(
+            reason, cause=str(event.reason), detail=event.detail, component=Component.ARENA_MANAGER
+        )
         return S.FAILED, (*self.cancel_timer("bound"), self._failed(fault))
 
     def _lease_timeout(self, event: TimerFired, now: float) -> Outcome[EdgeProvisionState]:
@@ -312,8 +327,9 @@ class EdgeRecord(Machine[EdgeProvisionState]):
         return S.STOPPED, (self._stopped("the arena did not confirm the release"),)
 
     def _release_fresh(self, event: RingLeased, now: float) -> Outcome[EdgeProvisionState]:
-        proof = QuiescenceProof(PumpProof.NEVER_STARTED, RingProof.NEVER_INSTALLED)
-        return self.state, (Send(Address(Component.ARENA_MANAGER), ReleaseRing(event.layout.ring_id, proof)),)
+        if event.layout.ring_id == self.ring_id:  # told twice: this one was installed, it is not fresh
+            return self.state, ()
+        return self.state, (self._give_back(event),)
 
     def _stop_failed(self, event: StopEdge, now: float) -> Outcome[EdgeProvisionState]:
         return S.STOPPED, (self._stopped(),)
@@ -335,6 +351,10 @@ class EdgeRecord(Machine[EdgeProvisionState]):
         return Send(Address(Component.ARENA_MANAGER), release), self.set_timer(
             "bound", now + self._bounds.teardown
         )
+
+    def _give_back(self, event: RingLeased) -> Send:
+        proof = QuiescenceProof(PumpProof.NEVER_STARTED, RingProof.NEVER_INSTALLED)
+        return Send(Address(Component.ARENA_MANAGER), ReleaseRing(event.layout.ring_id, proof))
 
     def _cancel_lease(self) -> Send:
         return Send(Address(Component.ARENA_MANAGER), CancelLease(self.lease_request_id))

@@ -94,7 +94,7 @@ class TokenEndpoint(Machine[EndpointState]):
         Row(S.IDLE, StopEndpoints, "_nothing_to_stop", (S.STOPPED,)),
         Row(S.PROVISIONING, EdgeReady, "_edge_ready", (S.PROVISIONING, S.READY)),
         Row(S.READY, InjectTokens, "_inject", (S.INJECTING,)),
-        Row(S.INJECTING, ObjectProduced, None, (S.AWAITING_TOKEN,)),
+        Row(S.INJECTING, ObjectProduced, "_produced", (S.AWAITING_TOKEN, S.READY)),
         # A fast pipeline may answer before the produced event has come round.
         Row(S.INJECTING, ObjectLoaded, "_loaded", (S.INJECTING, S.FAULTED)),
         Row(S.INJECTING, TokenDecoded, "_decoded_early", (S.INJECTING,)),
@@ -148,6 +148,7 @@ class TokenEndpoint(Machine[EndpointState]):
         self._ready: set[EdgeId] = set()
         self._token_in_ring: RingId | None = None
         self._sequence = Sequence(-1)
+        self._early: TokenDecoded | None = None
         self._stopped: set[EdgeId] = set()
         self._unproven: tuple[str, ...] = ()
 
@@ -182,8 +183,12 @@ class TokenEndpoint(Machine[EndpointState]):
         return self.state, (ReadToken(event),)
 
     def _decoded_early(self, event: TokenDecoded, now: float) -> Outcome[EndpointState]:
-        # ObjectProduced of the same object is queued behind: told again, this is taken in AwaitingToken.
-        return S.INJECTING, (Send(Address(Component.TOKEN_ENDPOINT), event),)
+        self._early = event
+        return S.INJECTING, ()
+
+    def _produced(self, event: ObjectProduced, now: float) -> Outcome[EndpointState]:
+        early, self._early = self._early, None
+        return self._decoded(early, now) if early is not None else (S.AWAITING_TOKEN, ())
 
     def _decoded(self, event: TokenDecoded, now: float) -> Outcome[EndpointState]:
         token_out = self._ids()[1]
@@ -203,7 +208,7 @@ class TokenEndpoint(Machine[EndpointState]):
         return self._fail(event.fault)
 
     def _edge_stopped_early(self, event: EdgeStopped, now: float) -> Outcome[EndpointState]:
-        self._stopped.add(event.edge_id)
+        self._note(event)
         detail = f"token edge {event.edge_id} stopped during the run"
         return self._fail(
             Fault(FaultReason.STREAM_FAULT, Component.TOKEN_ENDPOINT, detail, edge_id=event.edge_id)

@@ -96,7 +96,11 @@ class TxEdge(_Gate, Machine[TxState]):
             Row(state, StopEdge, "_stop", (T.STOPPING,))
             for state in (T.PROVISIONING, T.READY, T.PRODUCING, T.FAULTED)
         ),
-        *(Row(state, EdgeStopped, "_stopped", (T.STOPPED,)) for state in (T.STOPPING, T.FAULTED)),
+        # Without a StopEdge from here it was the establisher's own end: the owner judges that.
+        *(
+            Row(state, EdgeStopped, "_stopped", (T.STOPPED,))
+            for state in (T.PROVISIONING, T.READY, T.PRODUCING, T.STOPPING, T.FAULTED)
+        ),
         *(
             Row(state, late, None, (state,))
             for state in (T.FAULTED, T.STOPPING)
@@ -105,7 +109,7 @@ class TxEdge(_Gate, Machine[TxState]):
         Row(T.STOPPING, StopEdge, None, (T.STOPPING,)),
         *(
             Row(T.STOPPED, late, None, (T.STOPPED,))
-            for late in (EdgeReady, EdgeFailed, EdgeStopped, ObjectProduced, StopEdge)
+            for late in (EdgeReady, EdgeFailed, EdgeStopped, ObjectProduced, ProduceObject, StopEdge)
         ),
     )
 
@@ -138,18 +142,21 @@ class RxEdge(_Gate, Machine[RxState]):
     NAME = "RxEdge"
     INITIAL = R.PROVISIONING
     TABLE = (
-        Row(R.PROVISIONING, EdgeReady, "_ready", (R.READY,)),
+        Row(R.PROVISIONING, EdgeReady, "_ready", (R.READY, R.OBJECT_READY)),
         # The upstream's first bytes can arrive, and load, before this side has heard of its own readiness.
         Row(R.PROVISIONING, ObjectLoaded, "_loaded_early", (R.PROVISIONING,)),
         Row(R.READY, ObjectLoaded, "_loaded", (R.OBJECT_READY,)),
         Row(R.LOADING_OBJECT, ObjectLoaded, "_loaded", (R.OBJECT_READY,)),
         # A second object before the first is consumed: the owner judges the sequence.
         Row(R.OBJECT_READY, ObjectLoaded, "_loaded", (R.OBJECT_READY,)),
-        Row(R.OBJECT_READY, ObjectConsumed, None, (R.LOADING_OBJECT,)),
+        Row(R.OBJECT_READY, ObjectConsumed, "_consumed", (R.LOADING_OBJECT, R.OBJECT_READY)),
         *(Row(state, ObjectFailed, "_object_failed", (R.FAULTED,)) for state in (R.PROVISIONING, *_RX_LIVE)),
         *(Row(state, EdgeFailed, "_fail", (R.FAULTED,)) for state in (R.PROVISIONING, *_RX_LIVE)),
         *(Row(state, StopEdge, "_stop", (R.STOPPING,)) for state in (R.PROVISIONING, *_RX_LIVE, R.FAULTED)),
-        *(Row(state, EdgeStopped, "_stopped", (R.STOPPED,)) for state in (R.STOPPING, R.FAULTED)),
+        *(
+            Row(state, EdgeStopped, "_stopped", (R.STOPPED,))
+            for state in (R.PROVISIONING, *_RX_LIVE, R.STOPPING, R.FAULTED)
+        ),
         *(
             Row(state, late, None, (state,))
             for state in (R.FAULTED, R.STOPPING)
@@ -175,18 +182,25 @@ class RxEdge(_Gate, Machine[RxState]):
         self.edge_id = edge_id
         self._owner = owner
         self._early: tuple[ObjectLoaded, ...] = ()
+        self._unconsumed = 0
 
     def _ready(self, event: EdgeReady, now: float) -> Outcome[RxState]:
         early, self._early = self._early, ()
-        me = Address(Component.RX_EDGE, self.edge_id)
-        return R.READY, (self._send_owner(event), *(Send(me, loaded) for loaded in early))
+        self._unconsumed = len(early)
+        target = R.OBJECT_READY if early else R.READY
+        return target, (self._send_owner(event), *(self._send_owner(loaded) for loaded in early))
 
     def _loaded_early(self, event: ObjectLoaded, now: float) -> Outcome[RxState]:
         self._early += (event,)
         return R.PROVISIONING, ()
 
     def _loaded(self, event: ObjectLoaded, now: float) -> Outcome[RxState]:
+        self._unconsumed += 1
         return R.OBJECT_READY, (self._send_owner(event),)
+
+    def _consumed(self, event: ObjectConsumed, now: float) -> Outcome[RxState]:
+        self._unconsumed -= 1
+        return (R.OBJECT_READY if self._unconsumed else R.LOADING_OBJECT), ()
 
     def _object_failed(self, event: ObjectFailed, now: float) -> Outcome[RxState]:
         return R.FAULTED, (self._send_owner(self._object_fault(event, Component.WORKER)),)

@@ -74,6 +74,11 @@ class PartsClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class Continue:
+    """Self-sent: leaves a state that is only passed through."""
+
+
+@dataclass(frozen=True, slots=True)
 class StartTransport(Effect):
     pass
 
@@ -129,7 +134,8 @@ class NodeLife(Machine[NodeState]):
         Row(S.ARENA_READY, WorkerRunning, "_worker", (S.WORKER_READY,)),
         Row(S.ARENA_READY, WorkerGone, "_worker_failed", (S.FAULTED,)),
         Row(S.WORKER_READY, TransportStarted, "_transport", (S.TRANSPORT_READY,)),
-        Row(S.TRANSPORT_READY, MembershipStarted, "_membership", (S.NODE_AVAILABLE,)),
+        Row(S.TRANSPORT_READY, Continue, "_join", (S.MEMBERSHIP_JOINING,)),
+        Row(S.MEMBERSHIP_JOINING, MembershipStarted, "_membership", (S.NODE_AVAILABLE,)),
         *(Row(state, PartFailed, "_part_failed", (S.FAULTED,)) for state in _AFTER_WORKER),
         *(
             Row(state, WorkerGone, "_worker_failed", (S.FAULTED,))
@@ -158,11 +164,13 @@ class NodeLife(Machine[NodeState]):
                 TransportStarted,
                 MembershipStarted,
                 PartFailed,
+                Continue,
             )
         ),
         *(
             Row(S.STOPPING, late, None, (S.STOPPING,))
             for late in (
+                ProcessStarted,
                 ArenaConstructed,
                 ArenaConstructionFailed,
                 WorkerRunning,
@@ -170,6 +178,7 @@ class NodeLife(Machine[NodeState]):
                 TransportStarted,
                 MembershipStarted,
                 PartFailed,
+                Continue,
                 Shutdown,
             )
         ),
@@ -178,7 +187,20 @@ class NodeLife(Machine[NodeState]):
         Row(S.STOPPING, TimerFired, "_stop_timeout", (S.STOPPED,)),
         *(
             Row(S.STOPPED, late, None, (S.STOPPED,))
-            for late in (WorkerGone, WorkerCrashed, WorkerRunning, PartsClosed, Shutdown, PartFailed)
+            for late in (
+                ProcessStarted,
+                ArenaConstructed,
+                ArenaConstructionFailed,
+                WorkerRunning,
+                WorkerCrashed,
+                WorkerGone,
+                TransportStarted,
+                MembershipStarted,
+                PartFailed,
+                PartsClosed,
+                Continue,
+                Shutdown,
+            )
         ),
     )
 
@@ -206,7 +228,10 @@ class NodeLife(Machine[NodeState]):
         return S.WORKER_READY, (StartTransport(),)
 
     def _transport(self, event: TransportStarted, now: float) -> Outcome[NodeState]:
-        return S.TRANSPORT_READY, (StartMembership(),)
+        return S.TRANSPORT_READY, (Send(Address(Component.NODE), Continue()),)
+
+    def _join(self, event: Continue, now: float) -> Outcome[NodeState]:
+        return S.MEMBERSHIP_JOINING, (StartMembership(),)
 
     def _membership(self, event: MembershipStarted, now: float) -> Outcome[NodeState]:
         return S.NODE_AVAILABLE, (Emit(EventName.NODE_AVAILABLE, {}), AnnounceAvailable(self._backend))

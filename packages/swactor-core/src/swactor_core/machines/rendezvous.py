@@ -71,6 +71,8 @@ class Rendezvous(Machine[RendezvousState]):
         Row(S.RECV_SPEC, StopEdge, "_stop_unpaired", (S.CLOSED,)),
         Row(S.PAIRED, StreamArrived, "_duplicate", (S.PAIRED,)),
         Row(S.PAIRED, StopEdge, "_stop_paired", (S.CLOSED,)),
+        # Refused as unknown, and only now asked for: a slow start is no reason to lose the edge.
+        Row(S.CLOSED, EstablishRecv, "_spec_late", (S.RECV_SPEC,)),
         Row(S.CLOSED, StreamArrived, "_closed", (S.CLOSED,)),
         Row(S.CLOSED, StopEdge, None, (S.CLOSED,)),
     )
@@ -86,6 +88,11 @@ class Rendezvous(Machine[RendezvousState]):
     def _spec_first(self, event: EstablishRecv, now: float) -> Outcome[RendezvousState]:
         self._spec = event
         return S.RECV_SPEC, (self._ready(),)
+
+    def _spec_late(self, event: EstablishRecv, now: float) -> Outcome[RendezvousState]:
+        if self._spec is not None:  # this edge has lived and was stopped
+            raise self.invalid(event)
+        return self._spec_first(event, now)
 
     def _stream_first(self, event: StreamArrived, now: float) -> Outcome[RendezvousState]:
         self._pending = event

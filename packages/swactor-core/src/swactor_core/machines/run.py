@@ -139,7 +139,8 @@ ENDPOINT = Address(Component.TOKEN_ENDPOINT)
 _BEFORE = (S.PLANNING, S.PROVISIONING)
 _ACTIVE = (S.PLANNING, S.PROVISIONING, S.WAITING_READY, S.RUNNING)
 _PASSED = (S.COMPLETED, S.FAULTED, S.OPERATOR_STOPPED)
-_EVIDENCE = (StageFault, NodeLost, NodeFaulted, EndpointsFailed, PoolAborted)
+_EVIDENCE = (NodeLost, NodeFaulted, EndpointsFailed, PoolAborted)
+_OF_STAGES = (StageReady, StageFault, StageProgress, StageStopped)
 
 
 class Run(Machine[RunState]):
@@ -156,27 +157,46 @@ class Run(Machine[RunState]):
         Row(S.WAITING_READY, TimerFired, "_readiness_timeout", (S.FAULTED,)),
         Row(S.RUNNING, TokenReceived, "_token", (S.RUNNING, S.COMPLETED, S.FAULTED)),
         Row(S.RUNNING, TimerFired, "_execution_timeout", (S.FAULTED,)),
-        Row(S.RUNNING, StageProgress, None, (S.RUNNING,)),
+        *(Row(S.RUNNING, late, None, (S.RUNNING,)) for late in (StageProgress, StageReady, EndpointsReady)),
         *(Row(state, evidence, "_evidence", (S.FAULTED,)) for state in _ACTIVE for evidence in _EVIDENCE),
-        *(Row(state, StageStopped, "_stopped_early", (S.FAULTED,)) for state in (S.WAITING_READY, S.RUNNING)),
+        # Before provisioning no stage is this run's: what speaks is left over from an earlier orchestrator.
+        *(Row(state, message, "_foreign", (state,)) for state in _BEFORE for message in _OF_STAGES),
+        *(
+            Row(state, message, "_stage_ended", (state, S.FAULTED))
+            for state in (S.WAITING_READY, S.RUNNING)
+            for message in (StageFault, StageStopped)
+        ),
+        # A pool that was lost and found again while the plan was made: the first plan stands.
+        *(
+            Row(state, late, None, (state,))
+            for state in (S.PROVISIONING, S.WAITING_READY, S.RUNNING)
+            for late in (PoolReady, PlanBuilt, PlanFailed)
+        ),
         *(Row(state, OperatorStop, "_operator_stop", (S.OPERATOR_STOPPED,)) for state in _ACTIVE),
         *(Row(state, Continue, "_tear_down", (S.TEARING_DOWN, S.DONE)) for state in _PASSED),
         *(
             Row(state, late, None, (state,))
             for state in (*_PASSED, S.TEARING_DOWN)
             for late in (
-                *_EVIDENCE,
+                NodeFaulted,
+                EndpointsFailed,
+                PoolAborted,
                 PoolReady,
                 PlanBuilt,
                 PlanFailed,
                 OperatorStop,
                 StageReady,
+                StageFault,
                 StageProgress,
                 EndpointsReady,
                 TokenReceived,
             )
         ),
         *(Row(state, StageStopped, "_note_stopped", (state,)) for state in _PASSED),
+        *(Row(state, NodeLost, "_note_lost", (state,)) for state in _PASSED),
+        # A fault between PlanBuilt and its Continue leaves two of them in the queue.
+        *(Row(state, Continue, None, (state,)) for state in (S.TEARING_DOWN, S.DONE)),
+        Row(S.TEARING_DOWN, NodeLost, "_lost_tearing_down", (S.TEARING_DOWN, S.DONE)),
         Row(S.TEARING_DOWN, StageStopped, "_stage_stopped", (S.TEARING_DOWN, S.DONE)),
         Row(S.TEARING_DOWN, EndpointsStopped, "_endpoints_stopped", (S.TEARING_DOWN, S.DONE)),
         Row(S.TEARING_DOWN, TimerFired, "_teardown_timeout", (S.DONE,)),
@@ -188,9 +208,7 @@ class Run(Machine[RunState]):
                 PoolReady,
                 PlanBuilt,
                 PlanFailed,
-                StageReady,
-                StageProgress,
-                StageStopped,
+                *_OF_STAGES,
                 EndpointsReady,
                 EndpointsStopped,
                 TokenReceived,
@@ -205,6 +223,8 @@ class Run(Machine[RunState]):
         self.fault: Fault | None = None
         self.tokens: list[int] = []
         self.plan: RunPlan | None = None
+        self.foreign_messages = 0
+        self._planning = False
         self._bounds = bounds
         self._prefill_chunk = prefill_chunk
         self._ready: set[StageIndex] = set()
@@ -223,6 +243,9 @@ class Run(Machine[RunState]):
     # --- to the barrier ---
 
     def _pool_ready(self, event: PoolReady, now: float) -> Outcome[RunState]:
+        if self._planning:
+            return S.PLANNING, ()
+        self._planning = True
         return S.PLANNING, (BuildPlan(event.nodes),)
 
     def _planned(self, event: PlanBuilt, now: float) -> Outcome[RunState]:
@@ -277,10 +300,24 @@ class Run(Machine[RunState]):
         bound = self.set_timer("bound", now + self._bounds.readiness)
         return S.WAITING_READY, (*sends, opened, bound, RunMoved(S.WAITING_READY))
 
+    def _of_this_run(self, event: StageReady | StageFault | StageProgress | StageStopped) -> bool:
+        ours = event.run_id == self.run_id and event.stage_index in self._provisioned
+        if not ours:
+            self.foreign_messages += 1
+        return ours
+
+    def _foreign(self, event: object, now: float) -> Outcome[RunState]:
+        self.foreign_messages += 1
+        return self.state, ()
+
     def _progress(self, event: StageProgress, now: float) -> Outcome[RunState]:
+        if not self._of_this_run(event):
+            return S.WAITING_READY, ()
         return S.WAITING_READY, (ReportProgress(event),)
 
     def _stage_ready(self, event: StageReady, now: float) -> Outcome[RunState]:
+        if not self._of_this_run(event):
+            return S.WAITING_READY, ()
         self._ready.add(event.stage_index)
         ready = StageProgress(event.run_id, event.stage_index, "ready", 1, 1)
         target, actions = self._if_ready(now)
@@ -344,7 +381,7 @@ class Run(Machine[RunState]):
 
     def _evidence(self, event: object, now: float) -> Outcome[RunState]:
         match event:
-            case StageFault() | EndpointsFailed() | PoolAborted() | NodeFaulted():
+            case EndpointsFailed() | PoolAborted() | NodeFaulted():
                 return self._fail(event.fault)
             case NodeLost():
                 self._gone.add(event.node_id)
@@ -356,7 +393,11 @@ class Run(Machine[RunState]):
                 )
         raise self.invalid(event)
 
-    def _stopped_early(self, event: StageStopped, now: float) -> Outcome[RunState]:
+    def _stage_ended(self, event: StageFault | StageStopped, now: float) -> Outcome[RunState]:
+        if not self._of_this_run(event):
+            return self.state, ()
+        if isinstance(event, StageFault):
+            return self._fail(event.fault)
         self._stopped[event.stage_index] = event
         detail = f"stage {event.stage_index} stopped before the run did"
         return self._fail(
@@ -412,11 +453,20 @@ class Run(Machine[RunState]):
         return [i for i, n in self._provisioned.items() if i not in self._stopped and n not in self._gone]
 
     def _note_stopped(self, event: StageStopped, now: float) -> Outcome[RunState]:
-        self._stopped[event.stage_index] = event
+        if self._of_this_run(event):
+            self._stopped[event.stage_index] = event
+        return self.state, ()
+
+    def _note_lost(self, event: NodeLost, now: float) -> Outcome[RunState]:
+        self._gone.add(event.node_id)
         return self.state, ()
 
     def _stage_stopped(self, event: StageStopped, now: float) -> Outcome[RunState]:
-        self._stopped[event.stage_index] = event
+        self._note_stopped(event, now)
+        return self._if_torn_down()
+
+    def _lost_tearing_down(self, event: NodeLost, now: float) -> Outcome[RunState]:
+        self._note_lost(event, now)
         return self._if_torn_down()
 
     def _endpoints_stopped(self, event: EndpointsStopped, now: float) -> Outcome[RunState]:
@@ -487,7 +537,7 @@ def _provision_stage(
             model.max_seq_len,
         ),
         runtime=StageRuntimeFacts(
-            RoleId(1),
+            RoleId(plan.run_id),  # a late word of an earlier run's role is told apart by it
             INPUT_PORT,
             OUTPUT_PORT,
             plan.runtime.sampling if last else None,

@@ -112,6 +112,7 @@ _LATE = (
     DeviceObjectReleased,
     ReleaseFailed,
 )
+_OfRole = RoleProgress | RoleConfigured | RoleFailed | RoleReset | StepCompleted | StepFailed
 
 
 class StageController(Machine[StageState]):
@@ -124,18 +125,28 @@ class StageController(Machine[StageState]):
         Row(S.PREPARING, ModelRefused, "_refused", (S.FAULTED,)),
         Row(S.PREPARING, RoleProgress, "_progress", (S.PREPARING,)),
         Row(S.PREPARING, RoleConfigured, "_configured", (S.PREPARING, S.READY)),
-        Row(S.PREPARING, RoleFailed, "_role_failed", (S.FAULTED,)),
         Row(S.PREPARING, EdgeReady, "_edge_ready", (S.PREPARING, S.READY)),
         Row(S.PREPARING, ObjectLoaded, "_unexpected_object", (S.FAULTED,)),
         Row(S.READY, ObjectLoaded, "_loaded", (S.EXECUTING, S.FAULTED)),
         Row(S.READY, DeviceObjectReleased, None, (S.READY,)),
         Row(S.READY, ReleaseFailed, "_release_failed", (S.FAULTED,)),
-        Row(S.EXECUTING, ObjectProduced, "_produced", (S.EXECUTING,)),
+        # StepCompleted comes straight from the worker, ObjectProduced through the Tx gate: in either order.
+        Row(S.EXECUTING, ObjectProduced, "_produced", (S.EXECUTING, S.READY)),
         Row(S.EXECUTING, DeviceObjectReleased, None, (S.EXECUTING,)),
         Row(S.EXECUTING, ReleaseFailed, "_release_failed", (S.FAULTED,)),
-        Row(S.EXECUTING, StepCompleted, "_completed", (S.READY, S.FAULTED)),
-        Row(S.EXECUTING, StepFailed, "_step_failed", (S.FAULTED,)),
+        Row(S.EXECUTING, StepCompleted, "_completed", (S.EXECUTING, S.READY, S.FAULTED)),
+        Row(S.EXECUTING, StepFailed, "_step_failed", (S.FAULTED, S.EXECUTING)),
         Row(S.EXECUTING, ObjectLoaded, "_unexpected_object", (S.FAULTED,)),
+        # The worker outlives a run: words of an earlier run's role still come, and never concern this one.
+        *(Row(state, RoleFailed, "_role_failed", (S.FAULTED, state)) for state in _LIVE),
+        *(
+            Row(state, message, "_unexpected_step", (S.FAULTED, state))
+            for state in (S.PREPARING, S.READY)
+            for message in (StepCompleted, StepFailed)
+        ),
+        *(Row(state, RoleReset, None, (state,)) for state in _LIVE),
+        *(Row(state, late, None, (state,)) for state in _LIVE[1:] for late in (RoleProgress, RoleConfigured)),
+        *(Row(S.PREPARING, late, None, (S.PREPARING,)) for late in (DeviceObjectReleased, ReleaseFailed)),
         *(Row(state, EdgeFailed, "_edge_failed", (S.FAULTED,)) for state in _LIVE),
         *(Row(state, EdgeStopped, "_edge_stopped_early", (S.FAULTED,)) for state in _LIVE),
         *(Row(state, WorkerCrashed, "_crashed", (S.FAULTED,)) for state in _LIVE),
@@ -172,6 +183,8 @@ class StageController(Machine[StageState]):
         self._rows = 0
         self._input: ObjectLoaded | None = None
         self._produced_ = False
+        self._completion: StepCompleted | None = None
+        self.foreign_messages = 0
         self._stopped_edges: set[int] = set()
         self._unproven: tuple[str, ...] = ()
 
@@ -221,7 +234,15 @@ class StageController(Machine[StageState]):
     def _refused(self, event: ModelRefused, now: float) -> Outcome[StageState]:
         return self._fault(FaultReason.WEIGHT_LOAD_FAILED, cause="ModelRefused", detail=event.detail)
 
+    def _of_this_run(self, event: _OfRole) -> bool:
+        ours = self._role_touched and event.role_id == self.provisioned.runtime.role_id
+        if not ours:
+            self.foreign_messages += 1
+        return ours
+
     def _progress(self, event: RoleProgress, now: float) -> Outcome[StageState]:
+        if not self._of_this_run(event):
+            return S.PREPARING, ()
         return S.PREPARING, (self._progress_report(event.phase, event.done, event.total),)
 
     def _progress_report(self, phase: str, done: int, total: int) -> Send:
@@ -229,6 +250,8 @@ class StageController(Machine[StageState]):
         return Send(ORCHESTRATOR, StageProgress(plan.run_id, plan.stage_index, phase, done, total))
 
     def _configured(self, event: RoleConfigured, now: float) -> Outcome[StageState]:
+        if not self._of_this_run(event):
+            return S.PREPARING, ()
         self._weights_ready = True
         target, actions = self._if_ready()
         return target, (Emit(EventName.WEIGHTS_LOADED, {}), *actions)
@@ -247,6 +270,8 @@ class StageController(Machine[StageState]):
         return S.READY, (Emit(EventName.STAGE_READY, {}), Send(ORCHESTRATOR, ready))
 
     def _role_failed(self, event: RoleFailed, now: float) -> Outcome[StageState]:
+        if not self._of_this_run(event):
+            return self.state, ()
         out_of_memory = event.reason is RoleFailure.DEVICE_OUT_OF_MEMORY
         reason = FaultReason.DEVICE_OUT_OF_MEMORY if out_of_memory else FaultReason.WEIGHT_LOAD_FAILED
         return self._fault(reason, cause=str(event.reason), detail=event.detail, component=Component.WORKER)
@@ -260,6 +285,7 @@ class StageController(Machine[StageState]):
         assert self._output_ring is not None
         self._input = event
         self._produced_ = False
+        self._completion = None
         self._rows = event.extent // plan.inbound.object_spec.row_bytes
         self._step = StepId(self._step + 1)
         rows_out = 1 if plan.outbound.kind is EdgeKind.TOKEN_OUT else self._rows
@@ -292,14 +318,23 @@ class StageController(Machine[StageState]):
     def _produced(self, event: ObjectProduced, now: float) -> Outcome[StageState]:
         self._produced_ = True
         fields = {"edge_id": event.edge_id, "ring_id": event.ring_id, "object_id": event.object_id}
-        return S.EXECUTING, (Emit(EventName.OBJECT_PRODUCED, {**fields, "sequence": event.sequence}),)
+        produced = Emit(EventName.OBJECT_PRODUCED, {**fields, "sequence": event.sequence})
+        if self._completion is None:
+            return S.EXECUTING, (produced,)
+        return S.READY, (produced, *self._step_done(self._completion))
 
     def _completed(self, event: StepCompleted, now: float) -> Outcome[StageState]:
-        if event.step_id != self._step or not self._produced_:
-            detail = (
-                f"step {event.step_id} completed, step {self._step} was running, produced: {self._produced_}"
-            )
-            return self._fault(FaultReason.STEP_FAILED, detail=detail)
+        if not self._of_this_run(event):
+            return S.EXECUTING, ()
+        if event.step_id != self._step:
+            detail = f"step {event.step_id} completed, step {self._step} was running"
+            return self._fault(FaultReason.STEP_FAILED, detail=detail, component=Component.WORKER)
+        if not self._produced_:
+            self._completion = event
+            return S.EXECUTING, ()
+        return S.READY, self._step_done(event)
+
+    def _step_done(self, event: StepCompleted) -> tuple[Action, ...]:
         sequence = self._expected
         prefill = event.compute_seconds if sequence == 0 else 0.0
         self.stats = StageStats(
@@ -311,10 +346,16 @@ class StageController(Machine[StageState]):
         self._position += self._rows
         self._input = None
         edge_id = self.provisioned.inbound.edge_id
-        return S.READY, (
+        return (
             Emit(EventName.STEP_COMPLETED, {"sequence": sequence, "step_id": event.step_id}),
             Send(Address(Component.RX_EDGE, edge_id), ObjectConsumed(edge_id)),
         )
+
+    def _unexpected_step(self, event: StepCompleted | StepFailed, now: float) -> Outcome[StageState]:
+        if not self._of_this_run(event):
+            return self.state, ()
+        detail = f"{type(event).__name__} of step {event.step_id}, no step was running"
+        return self._fault(FaultReason.STEP_FAILED, detail=detail, component=Component.WORKER)
 
     def _unexpected_object(self, event: ObjectLoaded, now: float) -> Outcome[StageState]:
         detail = f"object of sequence {event.sequence} while {self.state}, next expected is {self._expected}"
@@ -326,6 +367,8 @@ class StageController(Machine[StageState]):
         )
 
     def _step_failed(self, event: StepFailed, now: float) -> Outcome[StageState]:
+        if not self._of_this_run(event):
+            return S.EXECUTING, ()
         out_of_memory = event.reason is StepFailure.DEVICE_OUT_OF_MEMORY
         reason = FaultReason.DEVICE_OUT_OF_MEMORY if out_of_memory else FaultReason.STEP_FAILED
         return self._fault(reason, cause=str(event.reason), detail=event.detail, component=Component.WORKER)
@@ -336,7 +379,7 @@ class StageController(Machine[StageState]):
         return self._faulted(event.fault)
 
     def _edge_stopped_early(self, event: EdgeStopped, now: float) -> Outcome[StageState]:
-        self._stopped_edges.add(event.edge_id)
+        self._note_edge_stopped(event, now)
         return self._fault(FaultReason.STREAM_FAULT, detail=f"edge {event.edge_id} stopped during the run")
 
     def _crashed(self, event: WorkerCrashed, now: float) -> Outcome[StageState]:
@@ -405,12 +448,12 @@ class StageController(Machine[StageState]):
         return self._role_touched and not self._role_gone_
 
     def _edge_stopped(self, event: EdgeStopped, now: float) -> Outcome[StageState]:
-        self._stopped_edges.add(event.edge_id)
-        if event.unproven:
-            self._unproven += (event.unproven,)
+        self._note_edge_stopped(event, now)
         return self._if_stopped()
 
     def _role_reset(self, event: RoleReset, now: float) -> Outcome[StageState]:
+        if not self._of_this_run(event):
+            return S.STOPPING, ()
         self._role_gone_ = True
         return self._if_stopped()
 

@@ -1,7 +1,8 @@
 """GpuWorkerCtl (spec sections 28 and 31): one worker process at a time, its generation, rings and events.
 
 Owns who may talk to the worker and when; routes its events; turns its death into faults and into the
-proof that its rings are reaped. Knows no pipe and no process: `SpawnWorker`, `WriteWorker`, `KillWorker` are effects.
+proof that its rings are reaped. Knows no pipe and no process: `SpawnWorker`, `WriteWorker`, `KillWorker`
+are effects.
 """
 
 from __future__ import annotations
@@ -235,8 +236,10 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
         *(
             Row(state, late, None, (state,))
             for state in (S.STOPPED, S.FAILED)
-            for late in (ProcessNotification, FromWorker, ContinueRestart)
+            for late in (FromWorker, ContinueRestart)
         ),
+        Row(S.STOPPED, ProcessNotification, None, (S.STOPPED,)),
+        Row(S.FAILED, ProcessNotification, "_late_reaped", (S.FAILED,)),
         Row(S.STOPPING, ShutdownWorker, None, (S.STOPPING,)),
         Row(S.KILLING, ShutdownWorker, None, (S.KILLING,)),
         Row(S.STOPPED, ShutdownWorker, "_nothing_to_stop", (S.STOPPED,)),
@@ -255,11 +258,16 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
         self._initialize = (arena_ceiling, ring_helper_abi, backend)
         self._why = ""
         self._failed = False
+        self._alive = False
+        self._end_told = False
 
     # --- start ---
 
     def _start(self, event: StartWorker | ContinueRestart, now: float) -> Outcome[WorkerCtlState]:
         self.generation = WorkerGeneration(self.generation + 1)
+        self._why = ""
+        self._alive = False
+        self._end_told = False
         return S.SPAWNING, (
             SpawnWorker(self.generation),
             self.set_timer("bound", now + self._policy.start_timeout),
@@ -273,6 +281,7 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
                 *self.cancel_timer("bound"),
                 *self._gone(f"the worker did not start: {event.detail}"),
             )
+        self._alive = True
         ceiling, abi, backend = self._initialize
         initialize = InitializeWorker(self.generation, ceiling, abi, backend)
         return S.INITIALIZING, (WriteWorker(self.generation, initialize),)
@@ -362,11 +371,18 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
         return (
             *((KillWorker(self.generation),) if kill else ()),
             self.set_timer("bound", now + self._policy.kill_timeout),
-            Emit(EventName.WORKER_ENDED, {"worker_generation": self.generation, "reason": detail}),
+            *self._ended(detail),
             Send(STAGE, crashed),
             Send(NODE, crashed),
             *faults,
         )
+
+    def _ended(self, reason: str) -> tuple[Action, ...]:
+        """The event of a generation's end, once: a crash is told when it is seen, not again when reaped."""
+        if self._end_told:
+            return ()
+        self._end_told = True
+        return (Emit(EventName.WORKER_ENDED, {"worker_generation": self.generation, "reason": reason}),)
 
     # --- ends ---
 
@@ -398,15 +414,18 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
         return KillWorker(self.generation), self.set_timer("bound", now + self._policy.kill_timeout)
 
     def _reaped(self, event: ProcessNotification, now: float) -> Outcome[WorkerCtlState]:
-        if event.worker_generation != self.generation or event.kind is not ProcessNotificationKind.EXITED:
+        if event.worker_generation != self.generation:
             return self.state, ()
-        ended = Emit(
-            EventName.WORKER_ENDED, {"worker_generation": self.generation, "reason": self._why or "stopped"}
-        )
+        if event.kind is ProcessNotificationKind.STARTED and not self._alive:
+            self._alive = True
+            return self.state, (KillWorker(self.generation),)  # it was told to die before it was there
+        never_started = event.kind is ProcessNotificationKind.ERROR and not self._alive
+        if event.kind is not ProcessNotificationKind.EXITED and not never_started:
+            return self.state, ()
         target = S.FAILED if self._failed else S.STOPPED
         return target, (
             *self.cancel_timer("bound"),
-            ended,
+            *self._ended(self._why or "stopped"),
             *self._reap_rings(),
             *self._gone(self._why or "stopped"),
         )
@@ -422,6 +441,11 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
 
     def _unkillable(self, event: TimerFired, now: float) -> Outcome[WorkerCtlState]:
         return S.FAILED, self._gone(f"the worker process could not be reaped ({self._why})")
+
+    def _late_reaped(self, event: ProcessNotification, now: float) -> Outcome[WorkerCtlState]:
+        if event.worker_generation != self.generation or event.kind is not ProcessNotificationKind.EXITED:
+            return S.FAILED, ()
+        return S.FAILED, self._reap_rings()
 
     def _reap_rings(self) -> tuple[Action, ...]:
         rings, self.rings = self.rings, {}
