@@ -29,13 +29,14 @@ class BoundedReno(QuicCongestionControl):
         self.congestion_window = min(max(first, self._floor), self._ceiling)
         self._recovery_start = 0.0
         self._acknowledged = 0
+        self._peak = 0
 
     def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:
-        in_use = self.bytes_in_flight
         self.bytes_in_flight -= packet.sent_bytes
+        used, self._peak = self._peak, self._peak if self.bytes_in_flight else 0
         if packet.sent_time is None or packet.sent_time <= self._recovery_start:
             return
-        if 2 * in_use < self.congestion_window:
+        if 2 * used < self.congestion_window:
             return  # RFC 9002 section 7.8: a window that was not used says nothing
         if self.ssthresh is None or self.congestion_window < self.ssthresh:
             grown = self.congestion_window + packet.sent_bytes
@@ -47,6 +48,7 @@ class BoundedReno(QuicCongestionControl):
 
     def on_packet_sent(self, *, packet: QuicSentPacket) -> None:
         self.bytes_in_flight += packet.sent_bytes
+        self._peak = max(self._peak, self.bytes_in_flight)
 
     def on_packets_expired(self, *, packets: Iterable[QuicSentPacket]) -> None:
         for packet in packets:

@@ -139,6 +139,7 @@ class Link:
         self._sent = 0
         self._received = 0
         self._key_from = 0
+        self.key_updates = 0
         self._retire_at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._flush_handle: asyncio.Handle | None = None
@@ -270,6 +271,7 @@ class Link:
         ):
             self._key_from = max(self._sent, self._received)
             self.quic.request_key_update()
+            self.key_updates += 1
         self.quic.renew_burst()
         for data, address in self.quic.datagrams_to_send(now):
             self._sent += 1

@@ -53,11 +53,11 @@ class Liveness:
         late = now - self._wanted_at > self._stall_grace and now - self._looked_at > self._stall_grace
         self._looked_at = now
         if self._pinged_at is None:
-            if now - self._heard_at < interval:
+            if now < self._heard_at + interval:
                 return Verdict.WAIT
             self._pinged_at = now
             return Verdict.PING
-        if now - self._pinged_at < self._loss_after:
+        if now < self._pinged_at + self._loss_after:
             return Verdict.WAIT
         if late and not self._excused:
             self._excused = True

@@ -73,7 +73,7 @@ class QuicSettings:
     """From this many half-open connections on, loopback diallers too must prove their address."""
     violations_allowed: Annotated[int, Field(ge=0)] = 8
     """Bad preambles on one connection before it is closed."""
-    key_update_packets: Annotated[int, Field(ge=64)] = 2**22
+    key_update_packets: Annotated[int, Field(ge=256, le=2**23)] = 2**22
     """RFC 9001 section 6.6 forbids more than 2**23 packets under one AES-GCM key."""
 
 

@@ -1,0 +1,236 @@
+"""What the network does: loss, repetition, reordering, garbage, floods, other address families, a full socket."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+
+import pytest
+
+from swactor_core.errors import ResourceError, TransportError
+from swactor_core.spi.transport import Peer
+from swactor_transport_quic.compat import Connection
+from swactor_transport_quic.link import Alpn, LinkState
+
+MIB = 1024 * 1024
+
+
+@pytest.mark.parametrize("datagram_size", [1200, 16_200])
+async def test_a_mebibyte_survives_loss_repetition_and_reordering(
+    make_node, make_relay, flow, pattern, datagram_size
+):
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    left = await make_node("left", datagram_size=datagram_size)
+    right = await make_node("right", datagram_size=datagram_size)
+    relay = make_relay(right, seed=seed, loss=0.05, repeat=0.05, reorder=0.05)
+    left.transport.set_peer(right.peer(port=relay.port))
+    sender, reader = await left.edge_to(right)
+    mine, theirs = await left.control_to(right)
+    data = pattern(seed, MIB)
+
+    async def talk() -> None:
+        for number in range(20):
+            await mine.send(number.to_bytes(4, "big") * 500)
+            assert await theirs.receive() == number.to_bytes(4, "big") * 500
+
+    received, _, _ = await asyncio.gather(
+        flow.read_exactly(reader, MIB, granted=128 * 1024), flow.send_all(sender, data), talk()
+    )
+    assert received == data, f"seed {seed}"
+    assert relay.dropped > 0
+    await sender.finish()
+    assert await reader.read_into(memoryview(bytearray(1))) == 0
+    assert left.lost.empty()
+    assert right.lost.empty()
+
+
+async def test_random_bytes_on_the_port_change_nothing(make_node, flow):
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    draw = random.Random(seed)
+    left, right = await make_node("left"), await make_node("right")
+    left.transport.set_peer(right.peer())
+    sender, reader = await left.edge_to(right)
+    where = (right.transport.host, right.transport.port)
+    links = right.transport._endpoint.links
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+        udp.bind(("127.0.0.1", 0))
+        for round_ in range(20):
+            for _ in range(40):
+                garbage = bytearray(draw.randbytes(draw.choice((0, 1, 8, 9, 40, 1199, 1200, 9000, 20000))))
+                if garbage and draw.random() < 0.5:
+                    garbage[0] &= 0x3F | draw.choice((0x00, 0x40))  # not long: those are tested below
+                elif garbage:
+                    garbage[0] |= 0x80
+                    garbage[1:5] = draw.choice(
+                        (b"\0\0\0\0", b"\0\0\0\1", b"\x6b\x33\x43\xcf", b"\xaa\xaa\xaa\xaa")
+                    )[: len(garbage) - 1]
+                udp.sendto(garbage, where)
+            reader.grant((round_ + 1) * 100)
+            await asyncio.wait_for(flow.send_all(sender, bytes([round_]) * 100), 5)
+            assert await flow.read_exactly(reader, 100) == bytes([round_]) * 100
+    accepted = [link for link in right.transport._endpoint.links if link not in links]
+    assert all(link.state is LinkState.HANDSHAKE for link in accepted)
+    assert left.lost.empty()
+    assert right.lost.empty()
+
+
+async def test_damaged_datagrams_of_a_live_connection_are_ignored(make_node, make_relay, flow, pattern):
+    left, right = await make_node("left"), await make_node("right")
+    relay = make_relay(right)
+    left.transport.set_peer(right.peer(port=relay.port))
+    sender, reader = await left.edge_to(right)
+    draw = random.Random(5)
+    inner = relay._pass
+
+    def damage(via, data, to) -> None:
+        if draw.random() < 0.1:
+            spoilt = bytearray(data)
+            spoilt[draw.randrange(9, len(spoilt))] ^= 1 << draw.randrange(8)
+            inner(via, bytes(spoilt), to)
+        inner(via, data, to)
+
+    relay._pass = damage
+    data = pattern(8, 600_000)
+    received, _ = await asyncio.gather(
+        flow.read_exactly(reader, len(data), granted=100_000), flow.send_all(sender, data)
+    )
+    assert received == data
+
+
+def initial(right) -> tuple[bytes, tuple[str, int]]:
+    """A stranger's well-formed first datagram, never followed by another."""
+    maker = right.transport._maker
+    quic: Connection = maker.dialling(Alpn.EDGE, lambda claim: "", local=False)
+    quic.connect((right.transport.host, right.transport.port), 0.0)
+    return quic.datagrams_to_send(0.0)[0]
+
+
+async def test_half_open_connections_are_few_and_end_in_time(make_node, flow):
+    right = await make_node("right", half_open_total=12, retry_above=6, handshake_timeout=0.4)
+    left = await make_node("left")
+    left.transport.set_peer(right.peer())
+    answers = 0
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+        udp.setblocking(False)
+        udp.bind(("127.0.0.1", 0))
+        for _ in range(40):
+            udp.sendto(*initial(right))
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(5):
+            while answers < 34:  # a retry for each that was not admitted
+                data, _ = await loop.sock_recvfrom(udp, 2048)
+                answers += data[0] & 0xF0 == 0xF0
+        assert len(right.transport._endpoint.links) == 6
+        # A real dialler proves its address and gets in all the same.
+        sender, reader = await left.edge_to(right)
+        reader.grant(2)
+        await flow.send_all(sender, b"in")
+        assert await flow.read_exactly(reader, 2) == b"in"
+        async with asyncio.timeout(5):
+            while len(right.transport._endpoint.links) > 1:
+                await asyncio.wait({asyncio.ensure_future(right.transport._changed.wait(0.1))})
+    assert right.transport._endpoint._admission.half_open == 0
+    assert right.lost.empty()
+
+
+async def test_ipv6(make_node, flow):
+    left, right = await make_node("left", host="::1"), await make_node("right", host="::1")
+    assert left.transport.host == "::1"
+    left.transport.set_peer(right.peer())
+    sender, reader = await left.edge_to(right)
+    reader.grant(3)
+    await flow.send_all(sender, b"six")
+    assert await flow.read_exactly(reader, 3) == b"six"
+
+
+async def test_an_ipv6_wildcard_serves_ipv4_diallers_and_dials_them(make_node, flow):
+    left, right = await make_node("left"), await make_node("right", host="::")
+    left.transport.set_peer(Peer(right.node_id, right.key, "127.0.0.1", right.transport.port))
+    right.transport.set_peer(left.peer())
+    sender, reader = await left.edge_to(right)
+    reader.grant(4)
+    await flow.send_all(sender, b"four")
+    assert await flow.read_exactly(reader, 4) == b"four"
+    left.transport.remove_peer(right.node_id)
+    await right.transport.connect(left.node_id, deadline=5)
+
+
+async def test_a_host_name_is_resolved(make_node):
+    left, right = await make_node("left"), await make_node("right")
+    left.transport.set_peer(Peer(right.node_id, right.key, "localhost", right.transport.port))
+    await left.transport.connect(right.node_id, deadline=5)
+
+
+@pytest.mark.parametrize("host", ["::1", "0.0.0.0", "no such host"])
+async def test_an_address_that_cannot_be_dialled_is_named(make_node, host):
+    left, right = await make_node("left"), await make_node("right")
+    left.transport.set_peer(Peer(right.node_id, right.key, host, right.transport.port))
+    with pytest.raises(TransportError) as caught:
+        await left.transport.connect(right.node_id, deadline=5)
+    assert host in str(caught.value)
+    assert caught.value.hint
+
+
+async def test_an_address_in_use_is_named(make_node):
+    left = await make_node("left")
+    with pytest.raises(ResourceError, match=f"127.0.0.1:{left.transport.port}"):
+        await make_node("right", port=left.transport.port)
+
+
+async def test_a_name_cannot_be_bound(make_node):
+    with pytest.raises(ResourceError, match="not an IP address"):
+        await make_node("left", host="localhost")
+
+
+class FullSocket:
+    """A socket whose first sends report a full buffer."""
+
+    def __init__(self, real: socket.socket, refusals: int) -> None:
+        self._real = real
+        self.refusals = refusals
+
+    def sendto(self, data, address):
+        if self.refusals > 0:
+            self.refusals -= 1
+            raise BlockingIOError
+        return self._real.sendto(data, address)
+
+    def __getattr__(self, name):
+        return getattr(self._real, name)
+
+
+async def test_a_full_socket_pauses_sending_and_loses_nothing(pair, flow, pattern):
+    left, right = pair
+    sender, reader = await left.edge_to(right)
+    endpoint = left.transport._endpoint
+    full = endpoint._socket = FullSocket(endpoint._socket, 3)
+    data = pattern(1, 2 * MIB)
+    received, _ = await asyncio.gather(
+        flow.read_exactly(reader, len(data), granted=MIB), flow.send_all(sender, data)
+    )
+    assert received == data
+    assert full.refusals == 0
+    assert not endpoint.blocked
+    assert not endpoint._unsent
+
+
+async def test_nothing_is_built_while_the_socket_is_full(pair):
+    left, right = pair
+    sender, reader = await left.edge_to(right)
+    reader.grant(MIB)
+    (link,) = left.transport._endpoint.links
+    left.transport._endpoint.blocked = True
+    while not link.quic.send_half(2 if link.dialled else 3).credit > 0:
+        assert await link.activity.wait(5)
+    await sender.write(memoryview(bytes(100)))
+    await sender.write(memoryview(bytes(100)))
+    assert list(left.transport._endpoint._deferred) == [link]
+    assert not left.transport._endpoint._unsent
+    left.transport._endpoint._on_writable()
+    received = memoryview(bytearray(200))
+    taken = 0
+    while taken < 200:
+        taken += await asyncio.wait_for(reader.read_into(received), 5)
