@@ -1,16 +1,17 @@
 """The worker backend: opens the device, checks a stage's manifest, binds its weights and warms its kernels.
 
-Knows the order of those steps and which failure each becomes. Must not know rings, NDJSON or the graph itself.
+Knows the order of those steps and which failure each becomes. Must not know rings, NDJSON or kernels.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from swactor_core.errors import ResourceError, SwactorError
+from swactor_core.errors import ResourceError
 from swactor_core.faults import RoleFailure
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.specs import DTypeFamily, ObjectKind, ObjectSpec, align_up
@@ -28,15 +29,12 @@ def create(settings: Mapping[str, object]) -> TinygradBackend:
     from swactor_worker_tinygrad import internals
 
     try:
-        device = internals.open_device(wanted.device)
-    except SwactorError:
-        raise
+        device = internals.open_device(wanted.device_name)
     except Exception as error:  # a driver's own failure may be of any type
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ResourceError(
-            f"device {wanted.device!r} cannot be opened: {type(error).__name__}: {str(error).splitlines()[0]}"
-            if str(error)
-            else f"device {wanted.device!r} cannot be opened: {type(error).__name__}",
-            hint=f"known devices are {', '.join(environment.KNOWN_DEVICES)}; CPU works on every host with clang",
+            f"device {wanted.device!r} cannot be opened: {said}",
+            hint=f"known devices are {', '.join(environment.KNOWN_DEVICES)}; CPU needs no more than clang",
         ) from error
     return TinygradBackend(wanted, device, variables)
 
@@ -68,10 +66,9 @@ class TinygradBackend:
             "architectures": ["llama"],
         }
         if self._settings.device_kind == "CPU":
-            try:
+            facts["threads"] = self._settings.threads
+            with contextlib.suppress(OSError, ValueError):
                 facts["free_bytes"] = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            except (OSError, ValueError):
-                pass
         return facts
 
     def configure(
@@ -170,7 +167,7 @@ class TinygradBackend:
         progress: Callable[[LoadProgress], None],
         should_abort: Callable[[], bool],
     ) -> Any:
-        """Compiles every kernel and runs each row count twice, so that the first token finds all of it warm."""
+        """Compiles every kernel and runs a row and a chunk twice, so that the first token finds all warm."""
         from swactor_worker_tinygrad.role import LlamaStage
 
         def check() -> None:

@@ -1,8 +1,8 @@
 """The device bridge (spec section 33): device allocations and range copies between them and host memory.
 
-Knows device buffers and bytes. Must not know rings, objects' meaning or models. On the CPU device an allocation
-is host memory, so a copy is one memcpy into it; elsewhere copies go through writable host staging and are
-complete when they return.
+Knows device buffers and bytes. Must not know rings, objects' meaning or models. On the CPU device an
+allocation is host memory, so a copy is one memcpy into it; elsewhere copies go through writable host staging
+and are complete when they return.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What `swactor-cli doctor` asks about this plug-in: the compiler, tinygrad's version, the devices' drivers.
 
-Knows the machine. Must not open a device in this process: tinygrad keeps what it opened for good, and a driver
-that hangs must not hang the doctor, so each probe is a child process with a bound.
+Knows the machine. Must not open a device: tinygrad keeps what it opened for good, and a driver that hangs
+must not hang the doctor. Every tool that it runs has a bound.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The process environment that tinygrad is imported into: device, compiler, and where compiled kernels are kept.
+"""The process environment that tinygrad is imported into: device, compiler, and the cache of kernels.
 
 Knows environment variables, the compiler on PATH and the cache folder. Must not import tinygrad: everything
 here has to be settled before its first import, because tinygrad reads the environment then and only then.
@@ -26,15 +26,30 @@ KNOWN_DEVICES = ("CPU", "CUDA", "METAL", "AMD", "NV", "QCOM", "CL", "WEBGPU", "P
 SETTINGS = ("device", "cc", "kernels", "threads")
 COMPILERS = ("clang-19", "clang-18", "clang-17", "clang-16", "clang-15", "clang-14", "clang")
 INSTALL_CLANG = "apt-get install clang"
+_READ_AS_NUMBERS = (
+    "DEBUG",
+    "BEAM",
+    "JITBEAM",
+    "JIT",
+    "NOOPT",
+    "LRU",
+    "CACHELEVEL",
+    "CCACHE",
+    "THREADS",
+    "HCQ2",
+)
 PROBE_SECONDS = 10.0
 MOST_THREADS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What the factory was asked for. `device` as tinygrad writes it (`CPU`, `CUDA`, `CUDA:PTX`, ...);
-    `cc` a compiler name or empty; `kernels` is `native` (hand-written kernels where the device has them)
-    or `graph` (tinygrad's own kernels everywhere); `threads` run the native kernels."""
+    """What the factory was asked for.
+
+    `device` is a kind, with a renderer or an index where wanted (`CPU`, `CUDA`, `CUDA:PTX`, `CUDA:1`); `cc` a
+    compiler's name, or empty; `kernels` is `native` (hand-written kernels where the device has them) or `graph`
+    (tinygrad's own kernels everywhere); `threads` run the native kernels.
+    """
 
     device: str
     cc: str
@@ -43,7 +58,21 @@ class WorkerSettings:
 
     @property
     def device_kind(self) -> str:
-        return self.device.split(":", 1)[0]
+        return self.device.partition(":")[0]
+
+    @property
+    def device_name(self) -> str:
+        """What tinygrad opens: the kind, with its index if there is one."""
+        return self.device if _indexed(self.device) else self.device_kind
+
+    @property
+    def selection(self) -> str:
+        """The value of DEV: the kind, with its renderer if there is one."""
+        return self.device_kind if _indexed(self.device) else self.device
+
+
+def _indexed(device: str) -> bool:
+    return device.partition(":")[2].isdigit()
 
 
 def read_settings(settings: Mapping[str, object]) -> WorkerSettings:
@@ -80,7 +109,14 @@ def read_settings(settings: Mapping[str, object]) -> WorkerSettings:
 def default_threads() -> int:
     """Half of the cores that this process may use, at most 8: the node process and its transport, and often a
     second hardware thread per core, share them."""
-    return max(1, min(8, len(os.sched_getaffinity(0)) // 2))
+    cores = float(len(os.sched_getaffinity(0)))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, int(quota) / int(period))
+    except (OSError, ValueError, ZeroDivisionError):
+        pass  # no such limit here
+    return max(1, min(8, int(cores) // 2))
 
 
 def find_compiler(wanted: str = "") -> str:
@@ -91,11 +127,13 @@ def find_compiler(wanted: str = "") -> str:
     named = wanted or os.environ.get("CC", "")
     if named and shutil.which(named) is None:
         raise ResourceError(f"the C compiler {named!r} is not on PATH", hint=INSTALL_CLANG)
-    for candidate in (named,) if named else COMPILERS:
-        if shutil.which(candidate) is not None and _is_clang(candidate):
-            return candidate
     if named:
-        raise ResourceError(f"the C compiler {named!r} is not clang", hint=INSTALL_CLANG)
+        if not _is_clang(named):
+            raise ResourceError(f"the C compiler {named!r} is not clang", hint=INSTALL_CLANG)
+        return named
+    for candidate in COMPILERS:
+        if shutil.which(candidate) is not None:
+            return candidate
     raise ResourceError("tinygrad's CPU device needs clang, and there is none on PATH", hint=INSTALL_CLANG)
 
 
@@ -172,7 +210,7 @@ def prepare(settings: WorkerSettings) -> dict[str, str]:
     that run one after another anyway. Raises ResourceError for a missing compiler or a wrong tinygrad.
     """
     require_tinygrad()
-    wanted = {"DEV": settings.device, "PARALLEL": "0", "NUM_CPU_THREADS": "1"}
+    wanted = {"DEV": settings.selection, "PARALLEL": "0", "NUM_CPU_THREADS": "1"}
     compiler = ""
     if settings.device_kind == "CPU":
         compiler = find_compiler(settings.cc)
@@ -180,28 +218,14 @@ def prepare(settings: WorkerSettings) -> dict[str, str]:
     loaded = sys.modules.get("tinygrad.helpers")
     if loaded is None:
         wanted["CACHEDB"] = str(cache_folder(compiler) / "kernels.db")
-    elif (
-        str(loaded.DEV.value).upper() != settings.device.upper() and os.environ.get("DEV") != settings.device
-    ):
+    elif os.environ.get("DEV") != settings.selection:
         raise ResourceError(
-            f"tinygrad was already started in this process for device {os.environ.get('DEV')!r}",
+            f"tinygrad was already started in this process with DEV={os.environ.get('DEV')!r}",
             hint="one process serves one device",
         )
-    # tinygrad asserts on its old switches and fails on empty values
-    for name in (
-        "CPU",
-        "CUDA",
-        "METAL",
-        "AMD",
-        "NV",
-        "CL",
-        "CPU_LLVM",
-        "CPU_CC",
-        "CUDA_CC",
-        "BEAM",
-        "JITBEAM",
-    ):
-        if os.environ.get(name, None) == "" or name in KNOWN_DEVICES:
-            os.environ.pop(name, None)
+    # tinygrad asserts on its old switches (CPU=1) and cannot read an empty value
+    for name, value in list(os.environ.items()):
+        if name in KNOWN_DEVICES or (value == "" and name in _READ_AS_NUMBERS):
+            del os.environ[name]
     os.environ.update(wanted)
     return wanted

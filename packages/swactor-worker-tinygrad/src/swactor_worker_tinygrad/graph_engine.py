@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -116,8 +117,9 @@ def head_function(parameters: LlamaParameters, norm: Weight, head: Weight) -> Ca
 class GraphEngine:
     """Blocks, KV cache and head of one stage on one device.
 
-    Graphs have fixed shapes, so there are two widths: one row, and a whole chunk that fewer rows are padded to.
-    Padded rows come after the real ones, which therefore never see them, and later rows overwrite their cache.
+    Graphs have fixed shapes, so there are two widths: one row, and a whole chunk that fewer rows are padded
+    to. Padded rows come after the real ones, which therefore never see them, and later rows overwrite them in
+    the cache.
     """
 
     def __init__(
@@ -160,14 +162,14 @@ class GraphEngine:
 
     def _constant(self, data: NDArray[np.float32]) -> Tensor:
         buffer = internals.new_buffer(self.device, data.nbytes)
-        internals.write_bytes(buffer, 0, np.ascontiguousarray(data).reshape(-1).view(np.uint8))
+        internals.write_bytes(buffer, 0, np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
         return internals.tensor_of(buffer, data.shape, internals.FLOAT32)
 
     def compile_steps(self) -> list[Callable[[], None]]:
         """What `step` and `project` need compiled, in parts that may be reported and interrupted between."""
         kinds: dict[tuple[Any, ...], internals.Graph] = {}
 
-        def chain_link(width: int, index: int) -> None:
+        def link(width: int, index: int) -> None:
             weights = self._blocks[index]
             kind = (width, *((name, w.ggml_type, w.shape) for name, w in weights.items()))
             inputs = self._block_inputs(width, index)
@@ -188,9 +190,7 @@ class GraphEngine:
             self._head = graph.bind(inputs)
 
         parts: list[Callable[[], None]] = [
-            (lambda width=width, index=index: chain_link(width, index))
-            for width in self.widths
-            for index in range(len(self._blocks))
+            partial(link, width, index) for width in self.widths for index in range(len(self._blocks))
         ]
         return parts if self._norm_and_head is None else [*parts, head]
 
@@ -218,7 +218,7 @@ class GraphEngine:
     def embed(self, ids: NDArray[np.uint32]) -> None:
         """Rows of the embedding for `ids` into `input(len(ids))`."""
         rows = np.ascontiguousarray(self._lookup(ids)).reshape(-1).view(np.uint8)
-        internals.write_bytes(self.input(len(ids)), 0, rows)
+        internals.write_bytes(self.input(len(ids)), 0, rows.data)
 
     def step(self, count: int, position: int) -> None:
         """Runs all blocks over `count` rows, at rows [position, position + count) of the cache."""
@@ -226,7 +226,7 @@ class GraphEngine:
         if count < width:
             # masked by position, but a stale NaN would not be: 0 * NaN is NaN
             padding = np.zeros((width - count) * row_bytes, np.uint8)
-            internals.write_bytes(self.input(count), count * row_bytes, padding)
+            internals.write_bytes(self.input(count), count * row_bytes, padding.data)
         values = {POSITION: position}
         for launches in self._chains[width]:
             launches.run(values)

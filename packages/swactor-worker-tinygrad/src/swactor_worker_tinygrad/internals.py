@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from tinygrad import Device, Tensor, TinyJit, dtypes
 from tinygrad.device import Buffer, TinyELF
 from tinygrad.dtype import DType
@@ -45,6 +44,7 @@ __all__ = [
     "open_device",
     "position_variable",
     "read_bytes",
+    "release_unused",
     "tensor_at_address",
     "tensor_of",
     "write_bytes",
@@ -81,6 +81,13 @@ def new_buffer(device: str, nbytes: int) -> Buffer:
         raise
 
 
+def release_unused(device: str) -> None:
+    """Gives memory that tinygrad keeps for reuse back to the system."""
+    allocator = Device[device].allocator
+    if hasattr(allocator, "free_cache"):
+        allocator.free_cache()
+
+
 def tensor_of(buffer: Buffer, shape: tuple[int, ...], dtype: DType, byte_offset: int = 0) -> Tensor:
     """A tensor over part of a buffer, without a copy; writing to one writes to the other."""
     count = int(np.prod(shape, dtype=np.int64))
@@ -96,7 +103,7 @@ def buffer_of(tensor: Tensor) -> Buffer:
 
 
 def tensor_at_address(address: int, nbytes: int, device: str) -> Tensor:
-    """A uint8 tensor over host memory that the caller keeps alive; only for devices that run on host memory."""
+    """A uint8 tensor over host memory that the caller keeps alive; only where kernels run on host memory."""
     return Tensor.from_blob(address, (nbytes,), dtype=dtypes.uint8, device=device)
 
 
@@ -112,13 +119,13 @@ def bytes_view(buffer: Buffer) -> memoryview | None:
     return memoryview(buffer.as_memoryview(force_zero_copy=True)).cast("B")
 
 
-def write_bytes(buffer: Buffer, byte_offset: int, source: memoryview | NDArray[np.uint8]) -> None:
+def write_bytes(buffer: Buffer, byte_offset: int, source: memoryview) -> None:
     """Copies host bytes into the buffer; complete, with `source` free again, on return.
 
     Through a writable host copy, because CUDA's copy takes the address of a writable buffer and does not
     finish before the next synchronisation.
     """
-    raw = memoryview(source).cast("B")
+    raw = source.cast("B")
     direct = bytes_view(buffer)
     if direct is not None:
         direct[byte_offset : byte_offset + len(raw)] = raw
@@ -167,7 +174,7 @@ class NativeFunction:
 
 def builds_native(device: str) -> bool:
     """Whether the device runs machine code built from C: the CPU device with its Clang renderer."""
-    return device.split(":")[0] == "CPU" and type(Device[device].renderer).__name__ == "ClangRenderer"
+    return device.partition(":")[0] == "CPU" and type(Device[device].renderer).__name__ == "ClangRenderer"
 
 
 # Captured graphs.
@@ -198,7 +205,6 @@ class Graph:
     ) -> None:
         """`function(inputs, **variables)` must write all its results into inputs and return None or a
         tensor that it realized. `variables` are unbound; capture runs with each at zero."""
-        self.variables = variables
         bound = {name: variable.bind(0) for name, variable in variables.items()}
         jit = TinyJit(function)
         jit.cnt = 1

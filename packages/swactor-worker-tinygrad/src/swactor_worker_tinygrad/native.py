@@ -86,11 +86,12 @@ class Team:
         self.threads = threads
         self._run = kernels.function("run").function
         give_way = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
-        # `struct team` of native/run.c: ticket (closed), entry, done, active, give_way; on a cache line of its own
+        # `struct team` of native/run.c: ticket (closed), entry, parts, done, active,
+        # give_way; on a cache line of its own
         room = np.zeros(16, np.uint64)
         start = (-room.ctypes.data % 64) // 8
         self._state = room[start : start + 8]
-        self._state[0], self._state[4] = 0xFFFF, give_way
+        self._state[0], self._state[5] = 0xFFFF, give_way
         self._stopping = False
         self._cell = ctypes.c_uint64(0)
         self._calls = [threading.Semaphore(0) for _ in range(threads - 1)]
@@ -112,13 +113,13 @@ class Team:
         if self.threads == 1 or not work.shared:
             self._run(work.cell, first)
             return
-        self._state[3] = 1
+        self._state[4] = 1
         for call in self._calls:
             call.release()
         try:
             self._run(work.cell, first)
         finally:
-            self._state[3] = 0
+            self._state[4] = 0
 
     def _serve(self, index: int) -> None:
         own = ctypes.c_uint64(index)
@@ -131,7 +132,7 @@ class Team:
     def close(self) -> None:
         """Ends the other threads. Idempotent."""
         self._stopping = True
-        self._state[3] = 0
+        self._state[4] = 0
         for call in self._calls:
             call.release()
         for member in self._members:

@@ -1,7 +1,7 @@
 """A stage's blocks as lists of hand-written CPU kernels: the same numbers as `graph_engine`, much faster.
 
 Knows the llama block and its KV cache in terms of `native/*.c`. Must not know rings, objects or sampling. A
-step is one call into machine code, which runs the whole stage; the weights are read where the file map has them.
+step is one call into machine code, which runs the whole stage and reads weights where the file map has them.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def can_compute(ggml_types: set[int]) -> bool:
 class NativeEngine:
     """Blocks, KV cache and head of one stage on the CPU device; see `graph_engine.GraphEngine`.
 
-    Blocks work in place: output rows take the place of input rows. Shapes of the working memory, for T rows: h (T, hidden),
-    q (T, heads * key_dim), k (T, kv_heads * key_dim), v (T, kv_heads * value_dim), attended (T, heads *
-    value_dim), gate and up (T, feed_forward).
+    Blocks work in place: output rows take the place of input rows. Shapes of the working memory, for T rows:
+    h (T, hidden), q (T, heads * key_dim), k (T, kv_heads * key_dim), v (T, kv_heads * value_dim), attended
+    (T, heads * value_dim), gate and up (T, feed_forward).
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class NativeEngine:
     # Lists.
 
     def compile_steps(self) -> list[Callable[[], None]]:
-        """Building of each kernel, then of the lists, in parts that may be reported and interrupted between."""
+        """Building of each kernel, then of the lists: parts that may be reported and interrupted between."""
         matrices = [block[name + ".weight"] for block in self._blocks for name in _MATRICES]
         if self._norm_and_head is not None:
             matrices.append(self._norm_and_head[1])
@@ -179,6 +179,7 @@ class NativeEngine:
         seen = self.context // 2 * rows * p.heads * (p.key_dim + p.value_dim)
         turned, attended = self._parts(rows, rows * p.query_width), self._parts(rows * p.heads, seen)
         gated = rows * p.feed_forward_dim
+        softmax = [float_bits(p.attention_scale), self._shares, self._shares_stride]
 
         def linear(out: int, given: int, name: str, residual: int = 0) -> Entry:
             bias = weights.get(name + ".bias")
@@ -200,8 +201,7 @@ class NativeEngine:
                 *shape,
                 p.rope_dims,
             ],
-            [kernels.address("attention"), attended, self._attended, self._q, *cache, *shape]
-            + [float_bits(p.attention_scale), self._shares, self._shares_stride],
+            [kernels.address("attention"), attended, self._attended, self._q, *cache, *shape, *softmax],
             linear(x, self._attended, "attn_output", residual=x),
             self._norm(x, weights["ffn_norm.weight"], rows),
             linear(self._gate, self._h, "ffn_gate"),

@@ -138,7 +138,7 @@ class _Keys:
                 continue
             raise RoleError(
                 RoleFailure.UNSUPPORTED_ARCHITECTURE,
-                f"metadata key llama.{name} = {value!r} asks for something that this worker does not implement",
+                f"metadata key llama.{name} = {value!r} asks for what this worker does not implement",
                 hint="use a model without it; plain Llama, Mistral 7B, TinyLlama and SmolLM2 files work",
             )
 
@@ -269,14 +269,16 @@ def sort_tensors(manifest: StageManifest, parameters: LlamaParameters) -> StageT
 
     blocks = []
     for layer in range(parameters.layer_start, parameters.layer_end_exclusive):
-        block = {}
+        block: dict[str, TensorRef] = {}
         for name, (dims, required) in block_shapes(parameters).items():
-            ref = take(f"blk.{layer}.{name}", dims, required)
-            if ref is not None:
-                block[name] = ref
+            found = take(f"blk.{layer}.{name}", dims, required)
+            if found is not None:
+                block[name] = found
         blocks.append(block)
     table = (parameters.hidden_dim, parameters.vocab_size)
-    embedding = output_norm = head = None
+    embedding: TensorRef | None = None
+    output_norm: TensorRef | None = None
+    head: TensorRef | None = None
     if manifest.first or (manifest.last and manifest.tied_head):
         embedding = take("token_embd.weight", table, True)
     if manifest.last:

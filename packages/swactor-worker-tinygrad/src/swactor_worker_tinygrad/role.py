@@ -101,7 +101,7 @@ class LlamaStage:
         if step.position + rows > self._config.max_context:
             raise StepError(
                 StepFailure.INVALID_INPUT_HANDLE,
-                f"rows {step.position} to {step.position + rows} exceed the context of {self._config.max_context}",
+                f"{rows} rows from {step.position} on exceed the context of {self._config.max_context}",
             )
         return rows
 
@@ -177,3 +177,4 @@ class LlamaStage:
             self._output = None
         self._engine.close()
         self._files.close()
+        internals.release_unused(self._bridge.device)

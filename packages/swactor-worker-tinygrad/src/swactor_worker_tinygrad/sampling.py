@@ -1,8 +1,8 @@
 """From one row of logits to a token id, on the host: exact, seeded, and the same in every placement.
 
-Pure numpy. Must not know devices or models. The order is: mask ids that are no tokens, divide by the temperature,
-keep the `top_k` largest, keep the smallest prefix whose mass reaches `top_p`, keep what has at least `min_p` of
-the largest probability, draw.
+Pure numpy. Must not know devices or models. The order is: mask ids that are no tokens, divide by the
+temperature, keep the `top_k` largest, keep the smallest prefix whose mass reaches `top_p`, keep what has at
+least `min_p` of the largest probability, draw.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ and only the ranges of this stage's tensors are ever read. Elsewhere the bytes a
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from collections.abc import Callable, Iterable
@@ -68,7 +69,8 @@ def check_types(refs: Iterable[TensorRef]) -> None:
         if expected is None or expected != ref.nbytes:
             raise RoleError(
                 RoleFailure.CONFIG_INVALID,
-                f"tensor {ref.name!r} of dims {list(ref.dims)} and type {ref.type_name} cannot have {ref.nbytes} bytes",
+                f"tensor {ref.name!r} of dims {list(ref.dims)}, stored as {ref.type_name}, "
+                f"cannot have {ref.nbytes} bytes",
             )
 
 
@@ -77,7 +79,7 @@ def stored_bytes(dims: tuple[int, ...], ggml_type: int) -> int | None:
     elements_per_block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(ggml_type)]
     if not dims or min(dims) < 1 or dims[0] % elements_per_block:
         return None
-    return int(np.prod(dims, dtype=object)) // elements_per_block * int(block_bytes)
+    return math.prod(dims) // int(elements_per_block) * int(block_bytes)
 
 
 class WeightFiles:
@@ -134,7 +136,7 @@ class WeightFiles:
             stored, ggml_type = np.ascontiguousarray(values).view(np.uint8).reshape(-1), F32
         if not self._on_host:
             buffer = internals.new_buffer(self.device, len(stored))
-            internals.write_bytes(buffer, 0, memoryview(stored))
+            internals.write_bytes(buffer, 0, stored.data)
             blob = internals.tensor_of(buffer, (len(stored),), internals.UINT8)
         else:
             if stored.ctypes.data % ALIGNMENT:

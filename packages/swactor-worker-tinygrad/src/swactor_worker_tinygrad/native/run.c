@@ -2,8 +2,10 @@
  *
  * Thread 0 opens one kernel after the other; any thread takes the next part of the open one until none is left.
  * Nobody waits for a thread that has taken nothing, so a helper that the system keeps off its core costs nothing.
- * `ticket` is (number of the kernel since the start) * 2^16 + next part. It is closed (part 0xffff) while thread 0
- * changes the rest, so a ticket that is still the same when a part is taken proves that the rest was current.
+ *
+ * `ticket` is (number of the kernel since the start) * 2^16 + next part. Thread 0 closes it (part 0xffff) before it
+ * changes `parts` and `entry`; a helper that has seen the new `parts` therefore cannot take from the old ticket,
+ * and one that has taken a part knows that `entry` is the one it saw, and that its list lives until it is done.
  *
  * a: entries (address of the kernel, parts, then 14 arguments each), how many, address of the team. */
 #define ENTRY_WORDS 16
@@ -11,12 +13,12 @@
 #define SPINS 2000
 
 struct team {
-  u64 ticket, entry, done, active;
+  u64 ticket, entry, parts, done, active;
   int (*give_way)(void);
 };
 typedef void (*work)(const u64 *, u64, u64, u64);
 
-INLINE void rest_a_moment(uint32_t spin, const struct team *team) {
+INLINE void wait_a_moment(uint32_t spin, const struct team *team) {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #endif
@@ -27,11 +29,12 @@ INLINE void rest_a_moment(uint32_t spin, const struct team *team) {
 /* Takes and does one part of the open kernel; 0 when there is none. */
 INLINE int take(struct team *team, u64 thread) {
   u64 ticket = __atomic_load_n(&team->ticket, __ATOMIC_ACQUIRE);
+  const u64 part = ticket & CLOSED, parts = __atomic_load_n(&team->parts, __ATOMIC_ACQUIRE);
   const u64 *entry = (const u64 *)__atomic_load_n(&team->entry, __ATOMIC_RELAXED);
-  u64 part = ticket & CLOSED;
-  if (part == CLOSED || part >= entry[1]) return 0;
-  if (!__atomic_compare_exchange_n(&team->ticket, &ticket, ticket + 1, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) return 1;
-  ((work)entry[0])(entry + 2, thread, part, entry[1]);
+  if (part >= parts) return 0;
+  if (!__atomic_compare_exchange_n(&team->ticket, &ticket, ticket + 1, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+    return 1;
+  ((work)entry[0])(entry + 2, thread, part, parts);
   __atomic_add_fetch(&team->done, 1, __ATOMIC_RELEASE);
   return 1;
 }
@@ -41,22 +44,26 @@ void kernel(const u64 *a, u64 thread) {
   if (thread) {
     for (uint32_t spin = 0; __atomic_load_n(&team->active, __ATOMIC_ACQUIRE); spin++) {
       if (take(team, thread)) spin = 0;
-      else rest_a_moment(spin, team);
+      else wait_a_moment(spin, team);
     }
     return;
   }
   const u64 *entry = (const u64 *)a[0];
+  u64 number = team->ticket >> 16;
   for (u64 i = 0; i < a[1]; i++, entry += ENTRY_WORDS) {
-    if (entry[1] == 1) {
+    const u64 parts = entry[1];
+    if (parts == 1) {
       ((work)entry[0])(entry + 2, 0, 0, 1);
       continue;
     }
-    u64 number = (team->ticket >> 16) + 1;
-    __atomic_store_n(&team->ticket, number << 16 | CLOSED, __ATOMIC_RELEASE);
+    number++;
     __atomic_store_n(&team->entry, (u64)entry, __ATOMIC_RELAXED);
     __atomic_store_n(&team->done, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&team->parts, parts, __ATOMIC_RELEASE);
     __atomic_store_n(&team->ticket, number << 16, __ATOMIC_RELEASE);
     while (take(team, 0)) {}
-    for (uint32_t spin = 0; __atomic_load_n(&team->done, __ATOMIC_ACQUIRE) < entry[1]; spin++) rest_a_moment(spin, team);
+    for (uint32_t spin = 0; __atomic_load_n(&team->done, __ATOMIC_ACQUIRE) < parts; spin++)
+      wait_a_moment(spin, team);
+    __atomic_store_n(&team->ticket, number << 16 | CLOSED, __ATOMIC_RELEASE);
   }
 }
