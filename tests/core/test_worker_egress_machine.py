@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from swactor_core.faults import RingFaultReason, UninstallReason
 from swactor_core.fsm import InvalidTransition, Send
@@ -169,6 +169,7 @@ EVENTS: list[Any] = [
 ]
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(EVENTS), max_size=60))
 def test_any_event_in_any_state_is_taken_or_refused_and_commits_are_exact(events: list[Any]) -> None:
     machine = EgressMachine()

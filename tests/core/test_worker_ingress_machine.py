@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from swactor_core.faults import ObjectFailure, RingFaultReason, UninstallReason
 from swactor_core.fsm import InvalidTransition, Send
@@ -305,6 +305,7 @@ EVENTS: list[Any] = [
 ]
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(EVENTS), max_size=40))
 def test_any_event_in_any_state_is_taken_or_refused_and_objects_are_freed_once(events: list[Any]) -> None:
     machine = IngressMachine()

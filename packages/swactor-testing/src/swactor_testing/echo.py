@@ -27,6 +27,7 @@ from swactor_core.spi.worker import LoadProgress, RoleError, StageConfig, StepEr
 MODULUS = 65521
 EXACT = 1 << 24
 HOLD_LIMIT = 60.0
+DEVICE_BYTES = 1 << 30
 
 _FORMATS = {
     (DTypeFamily.UNSIGNED, 4): "I",
@@ -70,13 +71,13 @@ class EchoBridge:
         self._free += len(allocation)
         self.live -= 1
 
-    def host_to_device(self, source: memoryview, allocation: bytearray, device_offset: int) -> None:
+    def host_to_device(self, source: memoryview, allocation: bytearray, device_offset: int) -> Any:
         if device_offset + len(source) > len(allocation):
             raise OSError(f"copy of {len(source)} bytes to {device_offset} of {len(allocation)}")
         allocation[device_offset : device_offset + len(source)] = source
         self.copies += 1
 
-    def device_to_host(self, allocation: bytearray, device_offset: int, target: memoryview) -> None:
+    def device_to_host(self, allocation: bytearray, device_offset: int, target: memoryview) -> Any:
         if device_offset + len(target) > len(allocation):
             raise OSError(f"copy of {len(target)} bytes from {device_offset} of {len(allocation)}")
         target[:] = memoryview(allocation)[device_offset : device_offset + len(target)]
@@ -84,6 +85,52 @@ class EchoBridge:
 
     def copy_event_complete(self, event: object) -> bool:
         return True
+
+
+@dataclass(slots=True)
+class LateCopy:
+    """A copy that happens at its completion, after `polls` more questions."""
+
+    polls: int
+    source: memoryview
+    target: memoryview
+
+
+class LateBridge(EchoBridge):
+    """An asynchronous device: bytes move at the last moment that the interface allows, so that a ring byte
+    released, or an allocation freed, before its copy is complete is noticed in the data."""
+
+    def __init__(self, memory_bytes: int, polls: int) -> None:
+        super().__init__(memory_bytes)
+        self._polls = polls
+        self.in_flight: list[LateCopy] = []
+
+    def free_device(self, allocation: bytearray) -> None:
+        super().free_device(allocation)
+        allocation[:] = b"\xdd" * len(allocation)
+
+    def host_to_device(self, source: memoryview, allocation: bytearray, device_offset: int) -> LateCopy:
+        return self._begin(source, memoryview(allocation)[device_offset : device_offset + len(source)])
+
+    def device_to_host(self, allocation: bytearray, device_offset: int, target: memoryview) -> LateCopy:
+        return self._begin(memoryview(allocation)[device_offset : device_offset + len(target)], target)
+
+    def copy_event_complete(self, event: object) -> bool:
+        assert isinstance(event, LateCopy)
+        if event.polls:
+            event.polls -= 1
+            return False
+        event.target[:] = event.source
+        self.in_flight.remove(event)
+        self.copies += 1
+        return True
+
+    def _begin(self, source: memoryview, target: memoryview) -> LateCopy:
+        if len(source) != len(target):
+            raise OSError(f"copy of {len(source)} bytes into {len(target)}")
+        copy = LateCopy(self._polls, source, target)
+        self.in_flight.append(copy)
+        return copy
 
 
 class EchoRole:
@@ -143,32 +190,43 @@ class EchoRole:
 
 @dataclass(frozen=True, slots=True)
 class EchoSettings:
-    """`memory_bytes` of the pretended device. `hold` is `configure` or `execute`: that call then waits until
-    it is told to abort, at most `HOLD_LIMIT` seconds."""
+    """`memory_bytes` of the pretended device. `copy_polls` above 0 makes copies asynchronous: each is
+    complete after that many questions. `hold` is `configure` or `execute`: that call then waits until it is
+    told to abort, at most `HOLD_LIMIT` seconds."""
 
-    memory_bytes: int = 1 << 30
+    memory_bytes: int = DEVICE_BYTES
+    copy_polls: int = 0
     hold: str = ""
 
     @classmethod
     def of(cls, settings: Mapping[str, object]) -> EchoSettings:
         """Raises ConfigError naming the key."""
-        memory_bytes, hold = settings.get("memory_bytes", 1 << 30), settings.get("hold", "")
-        unknown = sorted(set(settings) - {"memory_bytes", "hold"})
-        if unknown:
-            raise ConfigError(f"echo has no setting {unknown[0]!r}", hint="it has memory_bytes and hold")
-        if not isinstance(memory_bytes, int) or memory_bytes < 0:
-            raise ConfigError(f"echo: memory_bytes is {memory_bytes!r}, expected a number of bytes")
+        numbers = {"memory_bytes": DEVICE_BYTES, "copy_polls": 0}
+        for key, value in settings.items():
+            if key not in (*numbers, "hold"):
+                raise ConfigError(
+                    f"echo has no setting {key!r}", hint=f"it has {', '.join(numbers)} and hold"
+                )
+            if key in numbers:
+                if not isinstance(value, int) or value < 0:
+                    raise ConfigError(f"echo: {key} is {value!r}, expected a number from 0 on")
+                numbers[key] = value
+        hold = settings.get("hold", "")
         if hold not in ("", "configure", "execute"):
             raise ConfigError(f"echo: hold is {hold!r}, expected configure or execute")
-        return cls(memory_bytes, str(hold))
+        return cls(**numbers, hold=str(hold))
 
 
 class EchoBackend:
     """`swactor_core.spi.worker.WorkerBackend`."""
 
     def __init__(self, settings: Mapping[str, object]) -> None:
-        self._settings = EchoSettings.of(settings)
-        self.bridge = EchoBridge(self._settings.memory_bytes)
+        self._settings = chosen = EchoSettings.of(settings)
+        self.bridge = (
+            LateBridge(chosen.memory_bytes, chosen.copy_polls)
+            if chosen.copy_polls
+            else EchoBridge(chosen.memory_bytes)
+        )
 
     def facts(self) -> dict[str, Any]:
         return {"device": "echo", "memory_bytes": self._settings.memory_bytes}

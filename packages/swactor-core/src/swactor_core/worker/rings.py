@@ -100,12 +100,8 @@ class _RingEnd:
         self._hint = hint
         self._span = memoryview(b"")
         self._copy: Any = None
-        self._broken: RingBroken | None = None
-
-    @property
-    def copying(self) -> bool:
+        self.copying = False
         """A copy is in flight; `pump` must be called again without waiting for a hint."""
-        return self._copy is not None
 
     def uninstall(self, command: UninstallRing) -> None:
         self._feed(command)
@@ -128,7 +124,7 @@ class _RingEnd:
         raise NotImplementedError
 
     def _copy_over(self) -> bool:
-        if self._copy is None:
+        if not self.copying:
             return True
         try:
             if not self._bridge.copy_event_complete(self._copy):
@@ -136,7 +132,7 @@ class _RingEnd:
             ended: CopyComplete | CopyFailed = CopyComplete()
         except _COPY_ERRORS as error:
             ended = CopyFailed(_text(error))
-        self._copy = None
+        self._copy, self.copying = None, False
         self._feed(ended)
         return True
 
@@ -159,7 +155,7 @@ class _RingEnd:
                 return CopyComplete()
         except _COPY_ERRORS as error:
             return CopyFailed(_text(error))
-        self._copy = copy
+        self._copy, self.copying = copy, True
         return None
 
     def _refuse_faulted(self, state: RingState, who: str) -> None:
@@ -261,7 +257,7 @@ class EgressEnd(_RingEnd):
     @property
     def blocked(self) -> bool:
         """An output is not out yet and only the consumer can change that. Meaningful after `pump`."""
-        return self.machine.state in _WRITING and self._copy is None
+        return self.machine.state in _WRITING and not self.copying
 
     def begin(self, header: ObjectHeader, allocation: Any) -> None:
         """Starts the output; `allocation` must stay valid until ObjectProduced, RingFault or RingQuiesced."""
