@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
@@ -18,6 +19,7 @@ from swactor_core.errors import ConfigError
 
 Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 HostPort = Annotated[str, StringConstraints(pattern=r"^(\[[0-9a-fA-F:]+\]|[^:\s]+):[0-9]{1,5}$")]
+Port = Annotated[int, Field(ge=0, le=65535)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 
 
@@ -65,9 +67,9 @@ class NodeSettings(Settings):
     key: Hex32
     plugins: PluginChoice = PluginChoice()
     bind_host: str = "127.0.0.1"
-    bind_port: int = Field(default=0, ge=0, le=65535)
+    bind_port: Port = 0
     advertise_host: str = ""
-    membership_port: int = Field(default=0, ge=0, le=65535)
+    membership_port: Port = 0
     arena_ceiling: int = Field(default=1 << 30, ge=1 << 20)
     memory_bytes: int | None = Field(default=None, gt=0)
     worker: dict[str, Any] = {}
@@ -76,13 +78,33 @@ class NodeSettings(Settings):
     managed: bool = False
 
 
+class MemberTable(Settings):
+    """What `[node]` and `[orchestrator]` share: where a process listens, how others reach it, and the tables
+    of its transport and membership plug-ins. A cluster is reached from outside, so the default listens on
+    every address; an empty `advertise_host` is found out by `node/addresses.py`."""
+
+    bind_host: str = "0.0.0.0"  # noqa: S104
+    bind_port: Port = 0
+    advertise_host: str = ""
+    membership_port: Port = 0
+    transport: dict[str, Any] = {}
+    membership: dict[str, Any] = {}
+
+
+class NodeTable(MemberTable):
+    """`[node]`: what every node that starts from this cluster file begins with; its options come first."""
+
+    arena_ceiling: int = Field(default=1 << 30, ge=1 << 20)
+    worker: dict[str, Any] = {}
+
+
 class ClusterFile(Settings):
     """A cluster file as people write it."""
 
     cluster: ClusterConfig
     plugins: PluginChoice = PluginChoice()
-    node: dict[str, Any] = {}
-    orchestrator: dict[str, Any] = {}
+    node: NodeTable = NodeTable()
+    orchestrator: MemberTable = MemberTable()
 
 
 def split_host_port(text: str) -> tuple[str, int]:
@@ -115,9 +137,22 @@ def validated(kind: type[SettingsT], data: Mapping[str, Any], *, origin: str) ->
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the whole"
-        raise ConfigError(
-            f"{origin}: {where}: {first['msg']}", hint=f"see the fields of {kind.__name__}"
-        ) from None
+        hint = _known_fields(kind, first["loc"]) if first["type"] == "extra_forbidden" else ""
+        what = "is not a field" if hint else first["msg"]
+        raise ConfigError(f"{origin}: {where}: {what}", hint=hint) from None
+
+
+def _known_fields(kind: type[Settings], location: tuple[int | str, ...]) -> str:
+    """What may stand where the unknown field at `location` stands, the nearest name first."""
+    table: type[Settings] = kind
+    for part in location[:-1]:
+        field = table.model_fields.get(str(part))
+        for candidate in () if field is None else (field.annotation, *get_args(field.annotation)):
+            if isinstance(candidate, type) and issubclass(candidate, Settings):
+                table = candidate
+    known = list(table.model_fields)
+    near = get_close_matches(str(location[-1]), known, n=1, cutoff=0.75)
+    return f"did you mean {near[0]!r}? fields: {', '.join(known)}" if near else f"fields: {', '.join(known)}"
 
 
 def from_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:

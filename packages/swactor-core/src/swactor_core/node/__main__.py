@@ -16,30 +16,14 @@ import sys
 
 from swactor_core.config import NodeSettings, validated
 from swactor_core.errors import SwactorError
-from swactor_core.node.node import Node
 from swactor_core.node.process import die_with_parent, ignore_terminal_interrupt
+from swactor_core.node.serve import serve
 from swactor_core.plugins import load_plugins
 
 
-async def serve(settings: NodeSettings, *, lifeline: bool) -> int:
-    """Runs one node until it is told to stop. Returns the exit code."""
-    node = Node(settings, load_plugins(blocked=settings.plugins.blocked))
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, node.stop)
-    if lifeline:
-        loop.add_reader(sys.stdin.fileno(), _lifeline, loop, node)
-    fault = await node.run()
-    if lifeline:
-        loop.remove_reader(sys.stdin.fileno())
-    if fault is not None:
-        print(f"error: {fault.line()}", file=sys.stderr)  # noqa: T201 - stderr is this process's voice
-    return 1 if fault is not None else 0
-
-
-def _lifeline(loop: asyncio.AbstractEventLoop, node: Node) -> None:
-    if not os.read(sys.stdin.fileno(), 4096):
-        loop.remove_reader(sys.stdin.fileno())
-        node.stop()
+def report(message: str) -> None:
+    """The one typed line; the parent's pool looks for its beginning."""
+    print(f"error: {message}", file=sys.stderr)  # noqa: T201 - stderr is this process's voice
 
 
 def main() -> int:
@@ -49,10 +33,16 @@ def main() -> int:
     try:
         line = _read_line(sys.stdin.fileno())
         settings = validated(NodeSettings, json.loads(line), origin="node settings")
-        return asyncio.run(serve(settings, lifeline=True))
+        plugins = load_plugins(blocked=settings.plugins.blocked)
+        stdin = sys.stdin.fileno()
+        fault = asyncio.run(serve(settings, plugins, stop_on=(signal.SIGTERM,), lifeline=stdin))
     except SwactorError as error:
-        print(f"error: {error.message}{f' ({error.hint})' if error.hint else ''}", file=sys.stderr)  # noqa: T201
+        report(f"{error.message}{f' ({error.hint})' if error.hint else ''}")
         return 1
+    if fault is not None:
+        report(fault.line())
+        return 1
+    return 0
 
 
 def _read_line(descriptor: int) -> bytes:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from pathlib import Path
 
 from swactor_core.errors import ConfigError
 
 SEED_BYTES = 32
+
+
+def fresh_epoch() -> int:
+    """The epoch of a process that starts now, in 64 bits: later than that of any earlier start of the same
+    name, as membership and transport ask (wall-clock nanoseconds)."""
+    return time.time_ns()
 
 
 def state_directory() -> Path:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from typing import Any
 
 from swactor_core.actors import ActorSystem, MachineActor
@@ -45,6 +44,7 @@ from swactor_core.messages import (
 )
 from swactor_core.node.control import BootHistory, ControlService
 from swactor_core.node.data_plane import DataPlane
+from swactor_core.node.identity import fresh_epoch
 from swactor_core.node.peers import PeerBook
 from swactor_core.node.stage_host import StageHost
 from swactor_core.node.worker_process import WorkerProcess
@@ -68,7 +68,7 @@ class Node:
     def __init__(self, settings: NodeSettings, plugins: Plugins) -> None:
         choice = settings.plugins
         self.settings = settings
-        self.epoch = secrets.randbits(48) | 1 << 48
+        self.epoch = fresh_epoch()
         self._seed = bytes.fromhex(settings.key)
         self._transports = plugins.select(Kind.TRANSPORT, choice.transport).factory()
         self._memberships = plugins.select(Kind.MEMBERSHIP, choice.membership).factory()

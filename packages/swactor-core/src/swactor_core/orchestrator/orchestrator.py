@@ -55,6 +55,7 @@ from swactor_core.messages import (
     StageStopped,
 )
 from swactor_core.node.data_plane import ARENA, DataPlane
+from swactor_core.node.identity import fresh_epoch
 from swactor_core.node.peers import PeerBook
 from swactor_core.observe.bus import EventBus
 from swactor_core.orchestrator.endpoint import ENDPOINT, RING_HOST, EndpointAdapter, LogitsSink, RingHost
@@ -159,7 +160,7 @@ class Orchestrator:
         self._membership_settings = membership_settings or {}
         self._transport_settings = transport_settings or {}
         self._objects = objects
-        self.epoch = secrets.randbits(48) | 1 << 48
+        self.epoch = fresh_epoch()
         self._transports = plugins.select(Kind.TRANSPORT, choice.transport).factory()
         self._memberships = plugins.select(Kind.MEMBERSHIP, choice.membership).factory()
         arena = plugins.select(Kind.ARENA, choice.arena).factory()

@@ -1,7 +1,7 @@
 """Sessions: everything one run needs, up and down again in the right order.
 
-`LocalSession` is a pool of managed nodes on this machine, `ClusterSession` joins nodes that run elsewhere; both
-give `run()`. The public way to run a pipeline from Python, and what the command line and the benchmarks use.
+`LocalSession` is a pool of managed nodes on this machine, `ClusterSession` joins nodes that run elsewhere;
+both give `run()`. The public way to run a pipeline from Python; the command line and the benchmarks use it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Self
 from swactor_core.config import ClusterConfig, ClusterFile, NodeSettings, PluginChoice
 from swactor_core.errors import UsageError
 from swactor_core.ids import NodeId, node_id_of
+from swactor_core.node.addresses import advertised_host
 from swactor_core.observe.bus import Sink
 from swactor_core.orchestrator.endpoint import LogitsSink
 from swactor_core.orchestrator.local_pool import LocalPool, new_cluster
@@ -40,7 +41,7 @@ class _Session:
         self._pool = PoolBounds()
 
     def _connect_sinks(self) -> None:
-        """Events end with `run_torn_down`: what the processes say of their own end afterwards is not the run's."""
+        """Events end with `run_torn_down`: what the processes say of their own end is not the run's."""
         self.orchestrator.on_finished = self.orchestrator.bus.drop_sinks
         for sink in self._sinks:
             self.orchestrator.bus.add_sink(sink)
@@ -162,15 +163,30 @@ class ClusterSession(_Session):
         known = {node.name: node for node in file.cluster.nodes}
         unknown = [name for name in nodes if name not in known]
         if unknown:
-            raise UsageError(f"node {unknown[0]!r} is not in the cluster file", hint=f"it has {', '.join(known)}")
+            raise UsageError(
+                f"node {unknown[0]!r} is not in the cluster file", hint=f"it has {', '.join(known)}"
+            )
         chosen = [known[name] for name in nodes] or list(known.values())
         if not chosen:
-            raise UsageError("the cluster file names no nodes", hint="add [[cluster.nodes]] with name and public_key")
+            raise UsageError(
+                "the cluster file names no nodes", hint="add [[cluster.nodes]] with name and public_key"
+            )
         self._candidates = tuple(node_id_of(bytes.fromhex(node.public_key)) for node in chosen)
         self._pool = PoolBounds(convergence_window=1.0, deadline=60.0, wait_for_lost=True)
-        options = {"bind_host": "0.0.0.0", **file.orchestrator}  # noqa: S104 - a cluster is reached from outside
+        table = file.orchestrator
         self.orchestrator = Orchestrator(
-            plugins, choice, cluster=file.cluster, seed=seed, name="orchestrator", objects=objects, **options
+            plugins,
+            choice,
+            cluster=file.cluster,
+            seed=seed,
+            name="orchestrator",
+            bind_host=table.bind_host,
+            bind_port=table.bind_port,
+            advertise_host=advertised_host(table.bind_host, table.advertise_host, file.cluster.seeds),
+            membership_port=table.membership_port,
+            membership_settings=table.membership,
+            transport_settings=table.transport,
+            objects=objects,
         )
         key = self.orchestrator.public_key.hex()
         if key not in file.cluster.orchestrators:
@@ -192,4 +208,3 @@ class ClusterSession(_Session):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.orchestrator.close()
-

@@ -1,0 +1,51 @@
+"""The address that a process tells others to reach it at, when it listens on every address.
+
+Asks the routing table, sends nothing. Knows no transport and no membership.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from swactor_core.config import split_host_port
+from swactor_core.errors import ConfigError
+
+
+def advertised_host(bind_host: str, advertise_host: str, seeds: tuple[str, ...]) -> str:
+    """What is given, else the bound address, else the address this machine has towards the first seed.
+
+    Raises ConfigError when it listens everywhere and neither an address nor a usable seed is given.
+    """
+    if advertise_host:
+        return advertise_host
+    if not is_wildcard(bind_host):
+        return bind_host
+    for seed in seeds:
+        found = _own_address_towards(*split_host_port(seed))
+        if found is not None:
+            return found
+    raise ConfigError(
+        f"it listens on {bind_host!r}, and nothing says at which address others reach it",
+        hint="give --advertise HOST (advertise_host in the cluster file's table), or name a seed",
+    )
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether `host` means every address of this machine."""
+    try:
+        return not host or ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def _own_address_towards(host: str, port: int) -> str | None:
+    """The source address of a datagram to `host`; None when there is no route or no such name."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            own = str(probe.getsockname()[0])
+    except OSError:
+        return None
+    return None if is_wildcard(own) else own

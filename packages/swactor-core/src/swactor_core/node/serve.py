@@ -1,0 +1,61 @@
+"""One node served to its end: the part that managed and unmanaged node processes share.
+
+Knows signals and the lifeline; what the node is made of is `node.py`'s. Says nothing itself: the caller
+reports the fault that it gets back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterable
+
+from swactor_core.config import NodeSettings
+from swactor_core.faults import Fault
+from swactor_core.node.node import Node
+from swactor_core.plugins import Plugins
+
+ABRUPT = 130
+
+
+async def serve(
+    settings: NodeSettings,
+    plugins: Plugins,
+    *,
+    stop_on: Iterable[signal.Signals],
+    lifeline: int | None = None,
+    on_built: Callable[[Node], None] = lambda node: None,
+) -> Fault | None:
+    """Runs one node until it ends by itself or is told to stop; returns the fault that ended it, or None.
+
+    The first of the signals `stop_on`, or the end of the descriptor `lifeline`, is an ordered stop, within
+    the node's bounds; a second signal ends the process at once, and its worker with it. Raises PluginError
+    or ConfigError for settings that no node can be built from.
+    """
+    node = Node(settings, plugins)
+    on_built(node)
+    loop = asyncio.get_running_loop()
+    signals = 0
+
+    def interrupted() -> None:
+        nonlocal signals
+        signals += 1
+        if signals > 1:
+            os._exit(ABRUPT)
+        node.stop()
+
+    def lifeline_moved(descriptor: int) -> None:
+        if not os.read(descriptor, 4096):
+            loop.remove_reader(descriptor)
+            node.stop()
+
+    for number in stop_on:
+        loop.add_signal_handler(number, interrupted)
+    if lifeline is not None:
+        loop.add_reader(lifeline, lifeline_moved, lifeline)
+    try:
+        return await node.run()
+    finally:
+        if lifeline is not None:
+            loop.remove_reader(lifeline)
