@@ -74,7 +74,7 @@ class SwimMachine:
         self._rotation: list[str] = []
         self._round_due = now
         self._gossip_due = now
-        self._seeds_due = now
+        self._seeds_due = now if self._seeds else math.inf
         self._sync_due = now + settings.sync_interval
         self._reconnect_due = now + settings.reconnect_interval
         self._strangers: OrderedDict[Life, float] = OrderedDict()
@@ -385,11 +385,22 @@ class SwimMachine:
         if found is None:
             return
         probe, in_time = found
-        self._isolated = False
+        self._end_isolation(now)
         self._late_answers += not in_time
         entry = self._roster.of_life(subject)
         if entry is not None:
             entry.answered = max(entry.answered, probe.sent)
+
+    def _end_isolation(self, now: float) -> None:
+        """Somebody answers again: the others, whom nothing could clear until now, get time to do so too."""
+        if self._isolated:
+            self._isolated = False
+            self._grant_suspects(now)
+
+    def _grant_suspects(self, now: float) -> None:
+        for entry in self._roster:
+            if entry.suspicion is not None:
+                entry.suspicion.not_before = now + 3 * self._settings.probe_interval
 
     def _record_of(self, life: Life) -> list[Claim]:
         """A relayed answer brings along what the relay holds of the subject: perhaps its refutation."""
@@ -437,9 +448,7 @@ class SwimMachine:
             self._probes.close(probe)
         self._round = []
         self._round_due = now
-        for entry in self._roster:
-            if entry.suspicion is not None:
-                entry.suspicion.not_before = now + 3 * self._settings.probe_interval
+        self._grant_suspects(now)
 
     def _dies_at(self, entry: Entry) -> float:
         assert entry.suspicion is not None
@@ -455,7 +464,7 @@ class SwimMachine:
         come too late. The strain falls when all would have been in time with less of it."""
         asked = self._round
         if len(asked) > 1:
-            self._isolated = all(probe.answered is None for probe in asked)
+            self._isolated = self._isolated or all(probe.answered is None for probe in asked)
         if self._late_answers:
             self._strain = min(self._strain + 1, self._settings.strain_limit)
         elif self._strain and asked:
