@@ -1,0 +1,24 @@
+"""Addresses and timers: what every border of this process shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swactor_core.faults import Component
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Whom a message is for: a component of this process, or (NODE, node_id) for a remote node's control.
+    `key` is the edge id, node id or the like where a component has many actors."""
+
+    component: Component
+    key: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """A named timer; one of an older generation is dropped and counted."""
+
+    name: str
+    generation: int

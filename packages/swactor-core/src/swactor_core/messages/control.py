@@ -1,0 +1,165 @@
+"""Orchestrator to nodes and back (spec sections 8, 12 to 14, 38): what crosses the control channel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from swactor_core.faults import Fault
+from swactor_core.ids import EdgeId, NodeId, PortId, RoleId, RunId, StageIndex
+from swactor_core.plan import EdgeKind, GgufSource, SamplingPolicy, TokenOutputPolicy
+from swactor_core.specs import DTypeFamily, ObjectSpec, RingSpec
+
+
+@dataclass(frozen=True, slots=True)
+class InboundEdgeProvision:
+    """`producer_node_id` lets the node refuse a stream from any other peer (spec section 4)."""
+
+    edge_id: EdgeId
+    kind: EdgeKind
+    producer_node_id: NodeId
+    object_spec: ObjectSpec
+    ring_spec: RingSpec
+
+
+@dataclass(frozen=True, slots=True)
+class OutboundEdgeProvision:
+    edge_id: EdgeId
+    kind: EdgeKind
+    consumer_node_id: NodeId
+    object_spec: ObjectSpec
+    ring_spec: RingSpec
+
+
+@dataclass(frozen=True, slots=True)
+class StageModelFacts:
+    model_id: str
+    num_layers: int
+    hidden_dim: int
+    dtype_family: DTypeFamily
+    dtype_width_bytes: int
+    max_seq_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageRuntimeFacts:
+    role_id: RoleId
+    input_port: PortId
+    output_port: PortId
+    sampling: SamplingPolicy | None
+    token_output_policy: TokenOutputPolicy
+    prefill_chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProvisionStage:
+    run_id: RunId
+    stage_index: StageIndex
+    stage_count: int
+    gguf_source: GgufSource
+    layer_start: int
+    layer_end_exclusive: int
+    inbound: InboundEdgeProvision
+    outbound: OutboundEdgeProvision
+    model: StageModelFacts
+    runtime: StageRuntimeFacts
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAvailable:
+    """The node can accept run provisioning (spec section 8)."""
+
+    node_id: NodeId
+    epoch: int
+    name: str
+    memory_bytes: int | None
+    worker: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFaulted:
+    node_id: NodeId
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class StageReady:
+    run_id: RunId
+    stage_index: StageIndex
+
+
+@dataclass(frozen=True, slots=True)
+class StageFault:
+    run_id: RunId
+    stage_index: StageIndex
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class StageProgress:
+    """How far a stage's preparation is: `phase` is a word for people, counts are bytes or steps."""
+
+    run_id: RunId
+    stage_index: StageIndex
+    phase: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopRun:
+    run_id: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class StageStats:
+    """Seconds of worker compute, split by prefill (sequence 0) and decode, over `steps` steps."""
+
+    steps: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StageStopped:
+    """`unproven` names what teardown could not prove quiescent; empty when every range was released."""
+
+    run_id: RunId
+    stage_index: StageIndex
+    stats: StageStats = StageStats()
+    unproven: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """An authorised orchestrator asks a node for its reports; `objects` asks for per-object events too."""
+
+    objects: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EventReport:
+    """Lifecycle events of a node, in its order; `dropped` counts those lost before these."""
+
+    events: tuple[dict[str, Any], ...]
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownNode:
+    """From the orchestrator that started this node: stop the worker and exit."""
+
+
+CONTROL_MESSAGES = (
+    Watch,
+    NodeAvailable,
+    NodeFaulted,
+    ProvisionStage,
+    StageReady,
+    StageFault,
+    StageProgress,
+    StopRun,
+    StageStopped,
+    EventReport,
+    ShutdownNode,
+)

@@ -1,0 +1,58 @@
+"""Inside the orchestrator: evidence, the operator, and the token endpoint (spec section 13)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swactor_core.faults import Fault
+from swactor_core.ids import NodeId, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """Evidence that a node is gone: a dead process, a broken link, or membership's verdict."""
+
+    node_id: NodeId
+    by_membership: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorStop:
+    """The operator asks for the run's orderly end."""
+
+
+@dataclass(frozen=True, slots=True)
+class InjectTokens:
+    """Run to token endpoint: write these ids as the token-in object of `sequence`."""
+
+    sequence: Sequence
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenReceived:
+    """Token endpoint to run: the token-out object of `sequence` said this id."""
+
+    sequence: Sequence
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointsReady:
+    """Both local token edges are ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointsFailed:
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class StopEndpoints:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointsStopped:
+    unproven: tuple[str, ...] = ()

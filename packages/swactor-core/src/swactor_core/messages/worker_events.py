@@ -1,0 +1,220 @@
+"""Worker process to node (spec section 30), and what the node's own parts say of the process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from swactor_core.faults import (
+    ObjectFailure,
+    ReleaseFailure,
+    RingFaultReason,
+    RoleFailure,
+    StepFailure,
+    WorkerFatalReason,
+    WorkerStoppedReason,
+)
+from swactor_core.ids import (
+    DeviceObjectHandle,
+    EdgeId,
+    ObjectId,
+    PortId,
+    RingId,
+    RoleId,
+    Sequence,
+    StepId,
+    WorkerGeneration,
+)
+from swactor_core.messages.worker_commands import RingReadable, RingWritable
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    pid: int
+    worker_generation: WorkerGeneration
+    ring_helper_abi: int
+    backend: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFatal:
+    reason: WorkerFatalReason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStopped:
+    reason: WorkerStoppedReason
+
+
+@dataclass(frozen=True, slots=True)
+class RoleProgress:
+    role_id: RoleId
+    phase: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoleConfigured:
+    role_id: RoleId
+
+
+@dataclass(frozen=True, slots=True)
+class RoleFailed:
+    role_id: RoleId
+    reason: RoleFailure
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleReset:
+    role_id: RoleId
+
+
+@dataclass(frozen=True, slots=True)
+class RingInstalled:
+    ring_id: RingId
+    edge_id: EdgeId
+    port_id: PortId
+
+
+@dataclass(frozen=True, slots=True)
+class RingFault:
+    ring_id: RingId
+    edge_id: EdgeId
+    port_id: PortId
+    reason: RingFaultReason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RingQuiesced:
+    """`process_reaped` is set when GpuWorkerCtl says it for a worker that is gone."""
+
+    ring_id: RingId
+    process_reaped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectLoaded:
+    ring_id: RingId
+    edge_id: EdgeId
+    port_id: PortId
+    object_id: ObjectId
+    sequence: Sequence
+    extent: int
+    device_handle: DeviceObjectHandle
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectProduced:
+    ring_id: RingId
+    edge_id: EdgeId
+    port_id: PortId
+    object_id: ObjectId
+    sequence: Sequence
+    extent: int
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectFailed:
+    ring_id: RingId
+    edge_id: EdgeId
+    port_id: PortId
+    object_id: ObjectId | None
+    sequence: Sequence | None
+    reason: ObjectFailure
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCompleted:
+    """`compute_seconds` is the role code's own time, without waiting for ring space."""
+
+    role_id: RoleId
+    step_id: StepId
+    compute_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailed:
+    role_id: RoleId
+    step_id: StepId
+    reason: StepFailure
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceObjectReleased:
+    device_handle: DeviceObjectHandle
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseFailed:
+    device_handle: DeviceObjectHandle
+    reason: ReleaseFailure
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCrashed:
+    """Synthesised by GpuWorkerCtl after process exit, process error or a broken control stream."""
+
+    worker_generation: WorkerGeneration
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRunning:
+    """GpuWorkerCtl to the node: the worker of this generation is ready."""
+
+    worker_generation: WorkerGeneration
+    backend: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGone:
+    """GpuWorkerCtl to the node: no worker process is left (stopped in order, or failed)."""
+
+    reason: str
+
+
+class ProcessNotificationKind(StrEnum):
+    STARTED = "Started"
+    EXITED = "Exited"
+    ERROR = "Error"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessNotification:
+    """From the process adapter, for the process of `generation` only. `detail` is exit status or error and
+    the end of stderr."""
+
+    worker_generation: WorkerGeneration
+    kind: ProcessNotificationKind
+    pid: int = 0
+    detail: str = ""
+
+
+WORKER_EVENTS = (
+    WorkerReady,
+    WorkerFatal,
+    WorkerStopped,
+    RoleProgress,
+    RoleConfigured,
+    RoleFailed,
+    RoleReset,
+    RingInstalled,
+    RingFault,
+    RingQuiesced,
+    RingReadable,
+    RingWritable,
+    ObjectLoaded,
+    ObjectProduced,
+    ObjectFailed,
+    StepCompleted,
+    StepFailed,
+    DeviceObjectReleased,
+    ReleaseFailed,
+)
