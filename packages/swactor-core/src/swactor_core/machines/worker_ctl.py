@@ -238,8 +238,8 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
             for state in (S.STOPPED, S.FAILED)
             for late in (FromWorker, ContinueRestart)
         ),
-        Row(S.STOPPED, ProcessNotification, None, (S.STOPPED,)),
-        Row(S.FAILED, ProcessNotification, "_late_reaped", (S.FAILED,)),
+        # A process that outlived the bound of its kill: its end is still the proof that its rings wait for.
+        *(Row(state, ProcessNotification, "_late_reaped", (state,)) for state in (S.STOPPED, S.FAILED)),
         Row(S.STOPPING, ShutdownWorker, None, (S.STOPPING,)),
         Row(S.KILLING, ShutdownWorker, None, (S.KILLING,)),
         Row(S.STOPPED, ShutdownWorker, "_nothing_to_stop", (S.STOPPED,)),
@@ -277,10 +277,8 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
         if event.worker_generation != self.generation:
             return S.SPAWNING, ()
         if event.kind is not ProcessNotificationKind.STARTED:
-            return S.FAILED, (
-                *self.cancel_timer("bound"),
-                *self._gone(f"the worker did not start: {event.detail}"),
-            )
+            self._why = f"the worker did not start: {event.detail}"
+            return S.FAILED, (*self.cancel_timer("bound"), *self._gone(self._why))
         self._alive = True
         ceiling, abi, backend = self._initialize
         initialize = InitializeWorker(self.generation, ceiling, abi, backend)
@@ -444,8 +442,8 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
 
     def _late_reaped(self, event: ProcessNotification, now: float) -> Outcome[WorkerCtlState]:
         if event.worker_generation != self.generation or event.kind is not ProcessNotificationKind.EXITED:
-            return S.FAILED, ()
-        return S.FAILED, self._reap_rings()
+            return self.state, ()
+        return self.state, self._reap_rings()
 
     def _reap_rings(self) -> tuple[Action, ...]:
         rings, self.rings = self.rings, {}

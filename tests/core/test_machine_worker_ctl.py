@@ -1,0 +1,556 @@
+"""GpuWorkerCtl (spec sections 28 and 31): one process at a time, its generation, its rings, its every end."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from swactor_core.events import EventName
+from swactor_core.faults import (
+    Component,
+    ObjectFailure,
+    ReleaseFailure,
+    RingFaultReason,
+    RoleFailure,
+    StepFailure,
+    UninstallReason,
+    WorkerFatalReason,
+    WorkerStoppedReason,
+)
+from swactor_core.fsm import Action, CancelTimer, Emit, Send, SetTimer
+from swactor_core.ids import (
+    DeviceObjectHandle,
+    EdgeId,
+    ObjectId,
+    PortId,
+    RingId,
+    RoleId,
+    Sequence,
+    StepId,
+    WorkerGeneration,
+)
+from swactor_core.machines.worker_ctl import (
+    ContinueRestart,
+    FromWorker,
+    GpuWorkerCtl,
+    KillWorker,
+    SpawnWorker,
+    WorkerCtlState,
+    WorkerPolicy,
+    WriteWorker,
+)
+from swactor_core.messages import (
+    WORKER_EVENTS,
+    Address,
+    ConfigureRole,
+    DeviceObjectReleased,
+    ExecuteStep,
+    InitializeWorker,
+    InstallRing,
+    ObjectFailed,
+    ObjectLoaded,
+    ObjectProduced,
+    ProcessNotification,
+    ProcessNotificationKind,
+    ReleaseDeviceObject,
+    ReleaseFailed,
+    ResetRole,
+    RingFault,
+    RingInstalled,
+    RingQuiesced,
+    RingReadable,
+    RingWritable,
+    RoleConfigured,
+    RoleFailed,
+    RoleProgress,
+    RoleReset,
+    ShutdownMode,
+    ShutdownWorker,
+    StartWorker,
+    StepCompleted,
+    StepFailed,
+    StepRuntime,
+    TimerFired,
+    UninstallRing,
+    WorkerCrashed,
+    WorkerFatal,
+    WorkerGone,
+    WorkerReady,
+    WorkerRunning,
+    WorkerStopped,
+)
+from swactor_core.specs import DTypeFamily, ObjectKind, ObjectSpec, RingDirection, RingLayout
+from swactor_testing.scripts import Script, Steps, event_strategies, step_or_refuse, walk
+from swactor_testing.values import small, values
+
+S = WorkerCtlState
+POLICY = WorkerPolicy(start_timeout=60.0, stop_timeout=5.0, kill_timeout=3.0, max_restarts=1)
+ME, NODE, STAGE = (
+    Address(Component.GPU_WORKER_CTL),
+    Address(Component.NODE),
+    Address(Component.STAGE_CONTROLLER),
+)
+ESTABLISHER, DRIVER = Address(Component.EDGE_ESTABLISHER), Address(Component.DRIVER)
+EDGE, PORT, RING, ROLE = EdgeId(6), PortId(1), RingId(9), RoleId(5)
+OBJECT = ObjectSpec(ObjectKind.TOKENS, 64, DTypeFamily.UNSIGNED, 4, 1)
+LAYOUT = RingLayout(RING, 0, 4096, 0, 64, 4032, 64)
+INSTALL = InstallRing(RING, EDGE, PORT, RingDirection.EGRESS, LAYOUT, OBJECT)
+UNINSTALL = UninstallRing(RING, UninstallReason.EDGE_STOPPED)
+SHUTDOWN = ShutdownWorker(ShutdownMode.GRACEFUL)
+CONFIGURE, RESET = ConfigureRole(ROLE, {"manifest": 1}), ResetRole(ROLE)
+HANDLE = DeviceObjectHandle(WorkerGeneration(1), 4)
+EXECUTE = ExecuteStep(ROLE, StepId(1), (), (), StepRuntime(0), True)
+RELEASE = ReleaseDeviceObject(HANDLE)
+UNTIMED = CancelTimer("bound")
+REAPED_RING = Send(ESTABLISHER, RingQuiesced(RING, process_reaped=True))
+
+
+def process(kind: str, detail: str = "", generation: int = 1, pid: int = 70) -> ProcessNotification:
+    return ProcessNotification(WorkerGeneration(generation), ProcessNotificationKind(kind), pid, detail)
+
+
+def said(event: object, generation: int = 1) -> FromWorker:
+    return FromWorker(WorkerGeneration(generation), event)
+
+
+def write(command: object, generation: int = 1) -> WriteWorker:
+    return WriteWorker(WorkerGeneration(generation), command)
+
+
+def timer(generation: int, at: float) -> SetTimer:
+    return SetTimer("bound", generation, at)
+
+
+def fired(generation: int) -> TimerFired:
+    return TimerFired("bound", generation)
+
+
+def spawn(generation: int, timer_generation: int) -> tuple[Action, ...]:
+    return SpawnWorker(WorkerGeneration(generation)), timer(timer_generation, 60.0)
+
+
+def ready(generation: int) -> tuple[object, tuple[Action, ...]]:
+    backend = {"device": "CPU"}
+    return (
+        said(WorkerReady(70, WorkerGeneration(generation), 1, backend), generation),
+        (
+            UNTIMED,
+            Emit(EventName.WORKER_STARTED, {"worker_generation": generation, "pid": 70}),
+            Send(NODE, WorkerRunning(WorkerGeneration(generation), backend)),
+        ),
+    )
+
+
+def initialize(generation: int) -> WriteWorker:
+    command = InitializeWorker(WorkerGeneration(generation), 1 << 20, 1, {"threads": 2})
+    return write(command, generation)
+
+
+def ended(reason: str, generation: int = 1) -> Emit:
+    return Emit(EventName.WORKER_ENDED, {"worker_generation": generation, "reason": reason})
+
+
+def gone(reason: str) -> Send:
+    return Send(NODE, WorkerGone(reason))
+
+
+def crash(
+    detail: str, timer_generation: int, *, generation: int = 1, kill: bool = False, ring: bool = True
+) -> tuple[Action, ...]:
+    crashed = WorkerCrashed(WorkerGeneration(generation), detail)
+    fault = RingFault(RING, EDGE, PORT, RingFaultReason.WORKER_PROCESS_EXITED, detail)
+    return (
+        *((KillWorker(WorkerGeneration(generation)),) if kill else ()),
+        timer(timer_generation, 3.0),
+        ended(detail, generation),
+        Send(STAGE, crashed),
+        Send(NODE, crashed),
+        *((Send(ESTABLISHER, fault),) if ring else ()),
+    )
+
+
+def kill(timer_generation: int) -> tuple[Action, ...]:
+    return KillWorker(WorkerGeneration(1)), timer(timer_generation, 3.0)
+
+
+SPAWNING: Steps = [(StartWorker(), spawn(1, 1))]
+INITIALIZING: Steps = [*SPAWNING, (process("Started"), (initialize(1),))]
+IDLE: Steps = [*INITIALIZING, ready(1)]
+RUNNING: Steps = [*IDLE, (INSTALL, (write(INSTALL),))]
+STOPPING: Steps = [*RUNNING, (SHUTDOWN, (write(SHUTDOWN), timer(2, 5.0)))]
+EXITED = process("Exited", "exited with 1")
+BROKEN = process("Error", "bad event")
+CRASHED: Steps = [*RUNNING, (BROKEN, crash("bad event", 2, kill=True))]
+RESTARTING: Steps = [*CRASHED, (EXITED, (UNTIMED, REAPED_RING, Send(ME, ContinueRestart())))]
+DEAD: Steps = [
+    *RESTARTING,
+    (ContinueRestart(), spawn(2, 3)),
+    (process("Started", generation=2), (initialize(2),)),
+    ready(2),
+    (
+        process("Exited", "again", generation=2),
+        (
+            *crash("again", 4, generation=2, ring=False),
+            Send(ME, process("Exited", "again", generation=2)),
+        ),
+    ),
+    (process("Exited", "again", generation=2), (UNTIMED, gone("crashed 2 times, last: again"))),
+]
+KILLED_STARTING: Steps = [*SPAWNING, (SHUTDOWN, kill(2))]
+FATAL = said(WorkerFatal(WorkerFatalReason.BACKEND_INIT_FAILED, "no device"))
+FATAL_REASON = "BackendInitFailed: no device"
+UNKILLABLE: Steps = [
+    *CRASHED,
+    (fired(2), (gone("the worker process could not be reaped (bad event)"),)),
+]
+
+SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
+    "fresh": ([], S.NOT_STARTED),
+    "spawning": (SPAWNING, S.SPAWNING),
+    "initializing": (INITIALIZING, S.INITIALIZING),
+    "running, with a ring": (RUNNING, S.RUNNING),
+    "stopping": (STOPPING, S.STOPPING),
+    "crashed": (CRASHED, S.CRASHED),
+    "restarting": (RESTARTING, S.RESTARTING),
+    "being killed": (KILLED_STARTING, S.KILLING),
+    "its whole life: the process exit is the proof, not the word": (
+        [
+            *STOPPING,
+            (said(WorkerStopped(WorkerStoppedReason.GRACEFUL)), ()),
+            (process("Exited", "exited with 0"), (UNTIMED, ended("stopped"), REAPED_RING, gone("stopped"))),
+        ],
+        S.STOPPED,
+    ),
+    "nothing to stop": ([(SHUTDOWN, (gone("stopped"),)), (SHUTDOWN, (gone("stopped"),))], S.STOPPED),
+    # --- the start ---
+    "it cannot be started": (
+        [*SPAWNING, (process("Error", "no python"), (UNTIMED, gone("the worker did not start: no python")))],
+        S.FAILED,
+    ),
+    "it is not there in time: killed as soon as it is": (
+        [
+            *SPAWNING,
+            (fired(1), kill(2)),
+            (process("Started"), (KillWorker(WorkerGeneration(1)),)),
+            (
+                process("Exited", "killed"),
+                (
+                    UNTIMED,
+                    ended("the worker was not ready within 60 s"),
+                    gone("the worker was not ready within 60 s"),
+                ),
+            ),
+        ],
+        S.FAILED,
+    ),
+    "stopped while it starts, and it never started": (
+        [
+            *KILLED_STARTING,
+            (
+                process("Error", "no python"),
+                (UNTIMED, ended("stopped while it started"), gone("stopped while it started")),
+            ),
+        ],
+        S.STOPPED,
+    ),
+    "old news while it spawns": ([*SPAWNING, (process("Exited", generation=0), ())], S.SPAWNING),
+    "it is fatal at start": (
+        [
+            *INITIALIZING,
+            (FATAL, kill(2)),
+            (process("Error", "stdout closed"), ()),
+            (EXITED, (UNTIMED, ended(FATAL_REASON), gone(FATAL_REASON))),
+        ],
+        S.FAILED,
+    ),
+    "it dies at start": (
+        [
+            *INITIALIZING,
+            (EXITED, (UNTIMED, gone("the worker died while it started: exited with 1"))),
+        ],
+        S.FAILED,
+    ),
+    "its pipe breaks at start": ([*INITIALIZING, (BROKEN, kill(2))], S.KILLING),
+    "it is not ready in time": ([*INITIALIZING, (fired(1), kill(2))], S.KILLING),
+    "stopped while it initializes": ([*INITIALIZING, (SHUTDOWN, kill(2))], S.KILLING),
+    "it talks out of turn, or is another generation": (
+        [
+            *INITIALIZING,
+            (said(RoleConfigured(ROLE)), ()),
+            (said(FATAL.event, generation=0), ()),
+            (process("Started"), ()),
+            (process("Exited", generation=0), ()),
+        ],
+        S.INITIALIZING,
+    ),
+    # --- running ---
+    "commands": (
+        [
+            *RUNNING,
+            (CONFIGURE, (write(CONFIGURE),)),
+            (EXECUTE, (write(EXECUTE),)),
+            (RELEASE, (write(RELEASE),)),
+            (RESET, (write(RESET),)),
+            (RingReadable(RING), (write(RingReadable(RING)),)),
+            (RingWritable(RING), (write(RingWritable(RING)),)),
+            (RingReadable(RingId(8)), ()),
+            (RingWritable(RingId(8)), ()),
+            (UNINSTALL, (write(UNINSTALL),)),
+            (said(RingQuiesced(RING)), (Send(ESTABLISHER, RingQuiesced(RING)),)),
+            (UNINSTALL, (REAPED_RING,)),
+        ],
+        S.RUNNING,
+    ),
+    "old news while it runs": (
+        [*RUNNING, (process("Started"), ()), (process("Exited", generation=0), ())],
+        S.RUNNING,
+    ),
+    "the event of an old generation is dropped": (
+        [*RUNNING, (said(FATAL.event, generation=0), ())],
+        S.RUNNING,
+    ),
+    # --- crashes ---
+    "the process exits: told once, reaped at once, restarted": (
+        [
+            *RUNNING,
+            (EXITED, (*crash("exited with 1", 2), Send(ME, EXITED))),
+            (EXITED, (UNTIMED, REAPED_RING, Send(ME, ContinueRestart()))),
+            (ContinueRestart(), spawn(2, 3)),
+        ],
+        S.SPAWNING,
+    ),
+    "it is fatal while it runs": ([*RUNNING, (FATAL, crash(FATAL_REASON, 2, kill=True))], S.CRASHED),
+    "it crashes too often": (DEAD, S.FAILED),
+    "old news while it is crashed": (
+        [*CRASHED, (process("Error"), ()), (process("Exited", generation=0), ())],
+        S.CRASHED,
+    ),
+    "a crashed process that cannot be reaped: the proof comes late, but comes": (
+        [*UNKILLABLE, (UNINSTALL, ()), (process("Exited", generation=0), ()), (EXITED, (REAPED_RING,))],
+        S.FAILED,
+    ),
+    "stopped when crashed: its end is told once": (
+        [
+            *CRASHED,
+            (SHUTDOWN, kill(3)),
+            (EXITED, (UNTIMED, REAPED_RING, gone("bad event"))),
+        ],
+        S.STOPPED,
+    ),
+    "stopped between two generations": (
+        [*RESTARTING, (SHUTDOWN, (gone("stopped"),)), (ContinueRestart(), ())],
+        S.STOPPED,
+    ),
+    "an old crash is not the reason of a later stop": (
+        [
+            *DEAD[:-2],
+            (SHUTDOWN, (write(SHUTDOWN, 2), timer(4, 5.0))),
+            (process("Exited", generation=2), (UNTIMED, ended("stopped", 2), gone("stopped"))),
+        ],
+        S.STOPPED,
+    ),
+    # --- stops ---
+    "it does not stop in time": (
+        [
+            *STOPPING,
+            (UNINSTALL, (write(UNINSTALL),)),
+            (process("Error"), ()),
+            (process("Exited", generation=0), ()),
+            (said(FATAL.event, generation=0), ()),
+            (
+                fired(2),
+                (KillWorker(WorkerGeneration(1)), timer(3, 3.0)),
+            ),
+            (
+                EXITED,
+                (
+                    UNTIMED,
+                    ended("the worker did not stop within 5 s"),
+                    REAPED_RING,
+                    gone("the worker did not stop within 5 s"),
+                ),
+            ),
+        ],
+        S.STOPPED,
+    ),
+    "it quiesces its rings while it stops": (
+        [*STOPPING, (said(RingQuiesced(RING)), (Send(ESTABLISHER, RingQuiesced(RING)),))],
+        S.STOPPING,
+    ),
+    "it cannot be killed": (
+        [
+            *KILLED_STARTING,
+            (fired(2), (gone("the worker process could not be reaped (stopped while it started)"),)),
+        ],
+        S.FAILED,
+    ),
+    "a failed worker has nothing to stop, and its late end is still the proof": (
+        [*UNKILLABLE, (SHUTDOWN, (gone("stopped"),)), (EXITED, (REAPED_RING,)), (EXITED, ())],
+        S.STOPPED,
+    ),
+}
+
+
+# Commands of a run that is being torn down, in each state without a running worker: why it has none.
+WITHOUT_WORKER = {
+    S.NOT_STARTED: "",
+    S.SPAWNING: "",
+    S.INITIALIZING: "",
+    S.STOPPING: "",
+    S.KILLING: "stopped while it started",
+    S.CRASHED: "bad event",
+    S.RESTARTING: "bad event",
+    S.STOPPED: "",
+    S.FAILED: "the worker did not start: no python",
+}
+OTHER = RingId(8)
+INSTALL_OTHER = InstallRing(OTHER, EDGE, PORT, RingDirection.EGRESS, LAYOUT, OBJECT)
+UNINSTALL_OTHER = UninstallRing(OTHER, UninstallReason.EDGE_STOPPED)
+
+
+def without_worker(state: WorkerCtlState, why: str) -> tuple[Steps, StrEnum]:
+    prefix = next(steps for steps, end in SCENARIOS.values() if end is state)
+    shutting = state is S.STOPPING
+    reason = RingFaultReason.WORKER_SHUTTING_DOWN if shutting else RingFaultReason.WORKER_PROCESS_EXITED
+    refused = Send(ESTABLISHER, RingFault(OTHER, EDGE, PORT, reason, f"worker is {state}"))
+    crashed = WorkerCrashed(WorkerGeneration(1), f"worker is {state}: {why}")
+    steps: Steps = [
+        *prefix,
+        (INSTALL_OTHER, (refused,)),
+        (UNINSTALL_OTHER, (Send(ESTABLISHER, RingQuiesced(OTHER, process_reaped=True)),)),
+    ]
+    if state is S.NOT_STARTED:
+        return steps, state
+    return [*steps, (RESET, (Send(STAGE, RoleReset(ROLE)),)), (CONFIGURE, (Send(STAGE, crashed),))], state
+
+
+SCENARIOS |= {f"without a worker: {s}": without_worker(s, why) for s, why in WITHOUT_WORKER.items()}
+
+
+def make() -> GpuWorkerCtl:
+    return GpuWorkerCtl(POLICY, arena_ceiling=1 << 20, ring_helper_abi=1, backend={"threads": 2})
+
+
+SCRIPT = Script(make, SCENARIOS)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_scenario(name: str) -> None:
+    SCRIPT.play(name)
+
+
+@pytest.mark.parametrize(("state", "event"), SCRIPT.ignored())
+def test_what_is_only_expected_late_changes_nothing(state: StrEnum, event: type[Any]) -> None:
+    SCRIPT.play_ignored(state, event)
+
+
+def test_every_transition_of_the_table_is_taken() -> None:
+    assert SCRIPT.missing() == set()
+
+
+RX, TX = Address(Component.RX_EDGE, EDGE), Address(Component.TX_EDGE, EDGE)
+ROUTES: list[tuple[object, Address]] = [
+    (RingReadable(RING), DRIVER),
+    (RingWritable(RING), DRIVER),
+    (RingInstalled(RING, EDGE, PORT), ESTABLISHER),
+    (RingFault(RING, EDGE, PORT, RingFaultReason.HEADER_MALFORMED), ESTABLISHER),
+    (RingQuiesced(RING), ESTABLISHER),
+    (ObjectLoaded(RING, EDGE, PORT, ObjectId(1), Sequence(0), 8, HANDLE), RX),
+    (ObjectFailed(RING, EDGE, PORT, None, None, ObjectFailure.EOF_MID_OBJECT), RX),
+    (ObjectProduced(RING, EDGE, PORT, ObjectId(1), Sequence(0), 8), TX),
+    (RoleProgress(ROLE, "load", 1, 2), STAGE),
+    (RoleConfigured(ROLE), STAGE),
+    (RoleFailed(ROLE, RoleFailure.BACKEND_ERROR), STAGE),
+    (RoleReset(ROLE), STAGE),
+    (StepCompleted(ROLE, StepId(1)), STAGE),
+    (StepFailed(ROLE, StepId(1), StepFailure.TINYGRAD_ERROR), STAGE),
+    (DeviceObjectReleased(HANDLE), STAGE),
+    (ReleaseFailed(HANDLE, ReleaseFailure.UNKNOWN_HANDLE), STAGE),
+]
+
+
+@pytest.mark.parametrize("name", ["running, with a ring", "stopping"])
+@pytest.mark.parametrize(("event", "to"), ROUTES)
+def test_every_worker_event_has_one_hearer(name: str, event: object, to: Address) -> None:
+    assert SCRIPT.play(name).step(said(event), 0.0) == (Send(to, event),)
+
+
+def test_the_routes_above_are_all_events_but_the_worker_s_own_life() -> None:
+    own = {WorkerReady, WorkerFatal, WorkerStopped}
+    assert {type(event) for event, _ in ROUTES} == set(WORKER_EVENTS) - own
+
+
+@pytest.mark.parametrize(
+    "event", [WorkerStopped(WorkerStoppedReason.GRACEFUL), WorkerReady(1, WorkerGeneration(1), 1, {})]
+)
+def test_a_word_of_its_life_out_of_turn_is_counted_and_dropped(event: object) -> None:
+    machine = SCRIPT.play("running, with a ring")
+    assert isinstance(machine, GpuWorkerCtl)
+    assert machine.step(said(event), 0.0) == ()
+    assert machine.stale_events == 1
+
+
+def test_broken_host_tells_an_exit_twice_and_one_restart_follows() -> None:
+    machine = SCRIPT.play("restarting")
+    assert machine.step(EXITED, 0.0) == ()
+    assert machine.step(ContinueRestart(), 0.0)[0] == SpawnWorker(WorkerGeneration(2))
+    assert step_or_refuse(machine, ContinueRestart()) is None
+    assert machine.step(EXITED, 0.0) == ()
+
+
+def test_broken_host_starts_twice() -> None:
+    assert step_or_refuse(SCRIPT.play("spawning"), StartWorker()) is None
+
+
+def test_broken_host_forgets_the_kill_timer_and_the_exit_still_ends_it() -> None:
+    machine = SCRIPT.play("being killed")
+    machine.step(EXITED, 1e6)
+    assert machine.state is S.STOPPED
+
+
+EVENTS = event_strategies(
+    GpuWorkerCtl,
+    {
+        InstallRing: st.sampled_from((INSTALL, INSTALL_OTHER)),
+        UninstallRing: st.sampled_from((UNINSTALL, UNINSTALL_OTHER)),
+        ExecuteStep: st.just(EXECUTE),
+        WorkerGeneration: st.sampled_from((1, 1, 1, 0, 2)),
+    },
+)
+_SAID = st.one_of(*(values(event, small({RingId: st.just(RING)})) for event in WORKER_EVENTS))
+EVENTS[FromWorker] = st.builds(FromWorker, st.sampled_from((1, 1, 2)).map(WorkerGeneration), _SAID)
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_any_event_in_any_state_transitions_or_is_refused(data: st.DataObject) -> None:
+    walk(data, make(), EVENTS)
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_a_ring_is_called_reaped_only_when_its_process_is_gone_or_never_had_it(data: st.DataObject) -> None:
+    machine = make()
+    holding: set[int] = set()
+    told: list[int] = []
+
+    def check(event: object, actions: tuple[Action, ...]) -> None:
+        match event:
+            case ProcessNotification(machine.generation, ProcessNotificationKind.EXITED):
+                holding.clear()
+        for action in actions:
+            match action:
+                case WriteWorker(_, InstallRing(ring_id)):
+                    holding.add(ring_id)
+                case Send(_, RingQuiesced(ring_id, process_reaped=False)):
+                    holding.discard(ring_id)
+                case Send(_, RingQuiesced(ring_id, process_reaped=True)):
+                    assert ring_id not in holding
+                case Emit(EventName.WORKER_ENDED):
+                    told.append(machine.generation)
+
+    walk(data, machine, EVENTS, steps=40, check=check)
+    assert len(told) == len(set(told)), "the end of a generation was told twice"
