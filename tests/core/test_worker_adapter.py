@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from swactor_core.codec import MAX_LINE, MessageCodec
+from swactor_core.faults import WorkerFatalReason
 from swactor_core.ids import RingId, RoleId
 from swactor_core.machines.worker_effects import ControlClosed, MalformedCommand
 from swactor_core.messages import (
@@ -21,6 +24,7 @@ from swactor_core.messages import (
     RoleReset,
     ShutdownMode,
     ShutdownWorker,
+    WorkerFatal,
 )
 from swactor_core.worker.adapter import CommandReader, EventWriter
 
@@ -65,7 +69,6 @@ def everything(reader: CommandReader) -> list[object]:
     return taken
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40))
 def test_commands_survive_any_chunking(sizes: list[int]) -> None:
     pipe = Pipe()
@@ -139,6 +142,63 @@ def test_a_malformed_line_is_the_last_thing_heard(pipe: Pipe) -> None:
     pipe.write(lines(COMMANDS[2]))
     reader.fill(None)
     assert reader.take() is None
+
+
+@pytest.mark.parametrize(
+    ("line", "detail"),
+    [
+        (b"", "not JSON"),
+        (b"[]", "unknown message type None"),
+        (b'{"type":"Ping"}', "unknown message type 'Ping'"),
+        (b'{"type":["RingReadable"]}', "unknown message type"),
+        (b'{"type":"RingReadable"}', "RingReadable.ring_id"),
+        (b'{"type":"RingReadable","ring_id":1,"bytes":2}', "RingReadable.bytes"),
+        (b'{"type":"ShutdownWorker","mode":"Later"}', "ShutdownWorker.mode"),
+        (b"\xff\xfe", "not JSON"),
+        (b'{"type":"RingReadable","ring_id":' + b"9" * 5000 + b"}", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+    ],
+    ids=range(10),
+)
+def test_a_malformed_line_says_why(pipe: Pipe, line: bytes, detail: str) -> None:
+    reader = CommandReader(pipe.read_fd)
+    for start in range(0, len(line), 1 << 15):
+        pipe.write(line[start : start + (1 << 15)])
+        reader.fill(0)
+    pipe.write(b"\n")
+    reader.fill(None)
+    command = reader.take()
+    assert isinstance(command, MalformedCommand)
+    assert detail in command.detail
+
+
+def test_a_reset_socket_counts_as_the_end() -> None:
+    node, worker = socket.socketpair()
+    with node, worker:
+        reader = CommandReader(worker.fileno())
+        worker.send(b"never read by the node")
+        node.close()
+        reader.fill(None)
+        assert everything(reader) == [ControlClosed()]
+
+
+def test_a_descriptor_that_was_left_non_blocking_is_waited_for(pipe: Pipe) -> None:
+    os.set_blocking(pipe.write_fd, False)
+    writer = EventWriter(pipe.write_fd)
+    event = WorkerFatal(WorkerFatalReason.UNHANDLED_EXCEPTION, "x" * (1 << 20))
+    writer.emit(event)
+    received = bytearray()
+
+    def read() -> None:
+        while not received.endswith(b"\n"):
+            received.extend(os.read(pipe.read_fd, 1 << 16))
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    writer.flush()
+    reading.join()
+    assert not writer.lost
+    assert MessageCodec(WORKER_EVENTS).decode(bytes(received[:-1])) == event
 
 
 def test_an_event_is_no_command(pipe: Pipe) -> None:

@@ -178,7 +178,7 @@ def test_any_split_generates_the_reference_tokens(
     assert [stage.live for stage in stages] == [0] * len(stages)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.lists(st.integers(0, 100), min_size=1, max_size=9),
     st.integers(5, 300),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from swactor_core.faults import ObjectFailure, RingFaultReason, UninstallReason
 from swactor_core.fsm import InvalidTransition, Send
@@ -39,7 +39,7 @@ from swactor_core.messages import (
 )
 from swactor_core.specs import DTypeFamily, ObjectKind, ObjectSpec, RingDirection, RingLayout
 from swactor_core.wire import ObjectHeader
-from swactor_testing.transitions import declared, recorded
+from swactor_testing.scripts import Script, step_or_refuse
 
 S = IngressState
 SPEC = ObjectSpec(ObjectKind.TOKENS, 64, DTypeFamily.UNSIGNED, 4, 1)
@@ -102,6 +102,29 @@ SCENARIOS: dict[str, tuple[list[tuple[object, tuple[object, ...]]], IngressState
             (HeaderRead(header(sequence=1, extent=4)), (Consume(40), AllocateObject(4))),
         ],
         S.NEED_PAYLOAD,
+    ),
+    "header out of sequence": (
+        [
+            (INSTALL, ()),
+            (
+                HeaderRead(ObjectHeader(ObjectId(70), Sequence(1), 8).encode()),
+                (
+                    Send(
+                        WORKER,
+                        ObjectFailed(
+                            RingId(7),
+                            EdgeId(5),
+                            PortId(0),
+                            ObjectId(70),
+                            Sequence(1),
+                            ObjectFailure.SEQUENCE_VIOLATION,
+                            "sequence 1, expected 0",
+                        ),
+                    ),
+                ),
+            ),
+        ],
+        S.FAULTED,
     ),
     "aligned close": ([(INSTALL, ()), (RingClosed(), ()), (RingClosed(), ())], S.NEED_HEADER),
     "close inside the header": (
@@ -175,6 +198,7 @@ SCENARIOS: dict[str, tuple[list[tuple[object, tuple[object, ...]]], IngressState
         [*TO_PAYLOAD, (UNINSTALL, (FreeObject(HANDLE), *QUIESCED))],
         S.UNINSTALLED,
     ),
+    "uninstall during a copy": ([*TO_PREFIX, (UNINSTALL, ())], S.UNINSTALLING),
     "uninstall during a prefix waits for its copy": (
         [
             *TO_PREFIX,
@@ -207,18 +231,12 @@ SCENARIOS: dict[str, tuple[list[tuple[object, tuple[object, ...]]], IngressState
 }
 
 
-def play(name: str) -> IngressMachine:
-    machine = IngressMachine()
-    steps, end = SCENARIOS[name]
-    for event, actions in steps:
-        assert machine.step(event, 0.0) == actions, f"{name}: {event}"
-    assert machine.state is end, name
-    return machine
+SCRIPT = Script(IngressMachine, SCENARIOS)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_scenario(name: str) -> None:
-    play(name)
+    SCRIPT.play(name)
 
 
 BAD_HEADERS: dict[str, tuple[bytes, ObjectFailure, bool]] = {
@@ -250,13 +268,7 @@ def test_bad_header_is_rejected_before_a_device_object_exists(name: str) -> None
 
 
 def test_every_transition_of_the_table_is_taken() -> None:
-    with recorded(IngressMachine) as taken:
-        for name in SCENARIOS:
-            play(name)
-        machine = IngressMachine()
-        machine.step(INSTALL, 0.0)
-        machine.step(HeaderRead(header(sequence=9)), 0.0)
-    assert declared(IngressMachine) - taken == set()
+    assert SCRIPT.missing() == set()
 
 
 def test_broken_host_completes_a_copy_that_was_never_started() -> None:
@@ -305,17 +317,13 @@ EVENTS: list[Any] = [
 ]
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(EVENTS), max_size=40))
 def test_any_event_in_any_state_is_taken_or_refused_and_objects_are_freed_once(events: list[Any]) -> None:
     machine = IngressMachine()
     held = 0
     for event in events:
-        before = machine.state
-        try:
-            actions = machine.step(event, 0.0)
-        except InvalidTransition:
-            assert machine.state is before
+        actions = step_or_refuse(machine, event)
+        if actions is None:
             continue
         held += isinstance(event, DeviceAllocated)
         held -= sum(isinstance(action, FreeObject) for action in actions)

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from swactor_core.faults import (
     ObjectFailure,
@@ -98,7 +98,7 @@ from swactor_core.messages import (
 )
 from swactor_core.specs import DTypeFamily, ObjectKind, ObjectSpec, RingDirection, RingLayout
 from swactor_core.wire import ObjectHeader
-from swactor_testing.transitions import declared, recorded
+from swactor_testing.scripts import Script, step_or_refuse
 
 S = WorkerState
 GENERATION = WorkerGeneration(4)
@@ -629,29 +629,22 @@ SCENARIOS: dict[str, tuple[Steps, WorkerState]] = {
 }
 
 
-def play(name: str) -> WorkerMachine:
-    machine = WorkerMachine(77)
-    steps, end = SCENARIOS[name]
-    for event, actions in steps:
-        assert machine.step(event, 0.0) == actions, f"{name}: {event}"
-    assert machine.state is end, name
-    return machine
+SCRIPT = Script(lambda: WorkerMachine(77), SCENARIOS)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_scenario(name: str) -> None:
-    play(name)
+    SCRIPT.play(name)
 
 
 def test_every_transition_of_the_table_is_taken() -> None:
-    with recorded(WorkerMachine) as taken:
-        for name in SCENARIOS:
-            play(name)
-    assert declared(WorkerMachine) - taken == set()
+    assert SCRIPT.missing() == set()
 
 
 def test_useless_hints_are_counted() -> None:
-    assert play("hints reach only rings that can use them").stale_hints == 3
+    machine = SCRIPT.play("hints reach only rings that can use them")
+    assert isinstance(machine, WorkerMachine)
+    assert machine.stale_hints == 3
 
 
 def bound(**changes: Any) -> ExecuteStep:
@@ -806,7 +799,6 @@ EVENTS: list[Any] = [
 PREFIXES = st.sampled_from([[], TO_RUNNING, TO_RINGS, TO_LOADED, TO_OUTPUT])
 
 
-@settings(deadline=None)
 @given(PREFIXES, st.lists(st.sampled_from(EVENTS), max_size=30))
 def test_any_event_in_any_state_is_taken_or_refused_and_every_step_ends_once(
     prefix: Steps, events: list[Any]
@@ -816,11 +808,8 @@ def test_any_event_in_any_state_is_taken_or_refused_and_every_step_ends_once(
         machine.step(event, 0.0)
     in_flight = prefix is TO_OUTPUT
     for event in events:
-        before = machine.state
-        try:
-            actions = machine.step(event, 0.0)
-        except InvalidTransition:
-            assert machine.state is before
+        actions = step_or_refuse(machine, event)
+        if actions is None:
             continue
         started = any(isinstance(action, RunStep) for action in actions)
         assert not (started and in_flight)

@@ -195,16 +195,7 @@ def test_graceful_shutdown_aborts_a_step_that_is_blocked_on_egress_space() -> No
 
 @pytest.mark.parametrize(
     ("line", "detail"),
-    [
-        (b"{", "not JSON"),
-        (b"", "not JSON"),
-        (b'{"type":"Ping"}', "unknown message type 'Ping'"),
-        (b'{"type":"RingReadable"}', "RingReadable.ring_id"),
-        (b'{"type":"RingReadable","ring_id":1,"bytes":2}', "RingReadable.bytes"),
-        (b'{"type":"RingReadable","ring_id":"x"}', "RingReadable.ring_id"),
-        (b'{"type":"InitializeWorker","worker_generation":1}', "InitializeWorker"),
-        (b"\xff\xfe", "not JSON"),
-    ],
+    [(b"{", "not JSON"), (b'{"type":"RingReadable","ring_id":"x"}', "RingReadable.ring_id")],
 )
 def test_a_malformed_line_is_fatal(line: bytes, detail: str) -> None:
     with WorkerProcess() as worker:
@@ -246,7 +237,6 @@ def test_another_ring_helper_abi_is_refused_before_the_arena_is_touched() -> Non
     ("environment", "detail"),
     [
         ({"SWACTOR_ARENA_FD": "999"}, "999"),
-        ({"SWACTOR_ARENA_FD": ""}, "SWACTOR_ARENA_FD is ''"),
         ({"SWACTOR_ARENA_FD": "1e3"}, "SWACTOR_ARENA_FD is '1e3'"),
         ({"SWACTOR_ARENA_BYTES": "12"}, "SWACTOR_ARENA_BYTES is 12, InitializeWorker says 1048576"),
     ],
@@ -317,6 +307,7 @@ def test_a_wrong_command_line_is_a_usage_error() -> None:
 def test_a_worker_whose_parent_is_another_process_does_not_start() -> None:
     with WorkerProcess(arguments=["--parent-pid", "1"]) as worker:
         assert worker.exit_code() == ExitCode.CONTROL_LOST
+        assert "is not its parent any more" in worker.log()
 
 
 def test_the_worker_dies_with_its_node_even_when_the_pipes_stay_open() -> None:

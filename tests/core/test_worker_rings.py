@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from swactor_core.faults import ObjectFailure, RingFaultReason, UninstallReason
 from swactor_core.ids import ObjectId, RingId, Sequence
@@ -93,7 +93,6 @@ chunks = st.lists(st.integers(1, 120), min_size=1, max_size=30)
 payloads = st.lists(st.integers(1, 64).map(lambda rows: bytes(range(1, 5)) * rows), min_size=1, max_size=4)
 
 
-@settings(deadline=None)
 @given(capacities, payloads, chunks, st.integers(0, 2))
 def test_ingress_gives_byte_equal_objects_for_any_ring_and_chunking(
     capacity: int, objects: list[bytes], sizes: list[int], polls: int
@@ -128,7 +127,6 @@ def test_ingress_gives_byte_equal_objects_for_any_ring_and_chunking(
     assert end.machine.state is IngressState.NEED_HEADER
 
 
-@settings(deadline=None)
 @given(capacities, payloads, chunks, st.integers(0, 2))
 def test_egress_gives_byte_equal_records_for_any_ring_and_chunking(
     capacity: int, objects: list[bytes], sizes: list[int], polls: int

@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one worker until its exit code is known."""
     options = _parser().parse_args(arguments)
     if not _die_with_parent(options.parent_pid):
+        sys.stderr.write("worker: the node that started this process is not its parent any more\n")
         return ExitCode.CONTROL_LOST
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the node decides
     commands_fd, events_fd = _claim_stdio()

@@ -38,7 +38,10 @@ class CommandReader:
             return None
         # poll before each read instead of O_NONBLOCK, which would also change the writer's end of a tty.
         while self._poll.poll(timeout_ms):
-            data = os.read(self._fd, _READ_BYTES)
+            try:
+                data = os.read(self._fd, _READ_BYTES)
+            except OSError:  # a socket whose other end died may say so instead of ending
+                data = b""
             if not data:
                 return self._end(ControlClosed())
             self._split(data)
@@ -90,6 +93,8 @@ class EventWriter:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._codec = MessageCodec(WORKER_EVENTS)
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLOUT)
         self._lines = bytearray()
         self.lost = False
 
@@ -103,8 +108,11 @@ class EventWriter:
             return
         data = memoryview(bytes(self._lines))
         self._lines.clear()
-        try:
-            while data:
+        while data:
+            try:
                 data = data[os.write(self._fd, data) :]
-        except OSError:
-            self.lost = True
+            except BlockingIOError:  # whoever made the descriptor left it non-blocking
+                self._poll.poll()
+            except OSError:
+                self.lost = True
+                return
