@@ -1,4 +1,4 @@
-"""One backend of each kind for all tests of this folder: opening the device and compiling dominate their time."""
+"""One backend of each kind for all tests of this folder: opening and compiling take most of the time."""
 
 from __future__ import annotations
 
@@ -28,3 +28,9 @@ def graph_backend() -> Iterator[Any]:
     made = create({"device": "CPU", "kernels": "graph"})
     yield made
     made.close()
+
+
+@pytest.fixture(params=["backend", "graph_backend"])
+def either(request: pytest.FixtureRequest) -> Any:
+    """Both ways of computing a stage."""
+    return request.getfixturevalue(request.param)

@@ -1,9 +1,10 @@
-"""Helpers of these tests: stage manifests built with the gguf package's reader, and a pipeline in one process."""
+"""Helpers of these tests: manifests built with the gguf package's reader, a pipeline in one process."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def config_of(
 
 def ranges(layers: int, stages: int) -> list[tuple[int, int]]:
     cuts = [round(layers * index / stages) for index in range(stages + 1)]
-    return list(zip(cuts[:-1], cuts[1:], strict=True))
+    return list(pairwise(cuts))
 
 
 class Pipeline:

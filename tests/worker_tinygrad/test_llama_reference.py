@@ -12,11 +12,6 @@ from swactor_core.plan import TokenOutputPolicy
 MODELS = ("llama-gqa", "llama-tied", "llama-widehead", "llama-ropefreqs")
 
 
-@pytest.fixture(params=["backend", "graph_backend"])
-def either(request: pytest.FixtureRequest) -> Any:
-    return request.getfixturevalue(request.param)
-
-
 @pytest.mark.parametrize("stages", [1, 2, 4])
 @pytest.mark.parametrize("model", MODELS)
 def test_greedy_ids_equal_the_reference(backend: Any, model: str, stages: int) -> None:

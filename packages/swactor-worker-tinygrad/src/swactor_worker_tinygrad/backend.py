@@ -95,6 +95,8 @@ class TinygradBackend:
             if engine is not None:
                 engine.close()
             files.close()
+            if isinstance(error, RoleError) or not isinstance(error, Exception):
+                raise
             raise _role_error(error) from error
 
     def _build(
@@ -239,10 +241,8 @@ def _words(spec: ObjectSpec) -> str:
     return f"{spec.kind} of {spec.dtype_width_bytes}-byte {spec.dtype_family}, {spec.row_width} a row"
 
 
-def _role_error(error: BaseException) -> BaseException:
-    """What an exception of the configuration becomes; interruptions and RoleErrors stay as they are."""
-    if isinstance(error, RoleError) or not isinstance(error, Exception):
-        return error
+def _role_error(error: Exception) -> RoleError:
+    """What a failure of memory, compiler or device becomes."""
     if isinstance(error, MemoryError):
         return RoleError(
             RoleFailure.DEVICE_OUT_OF_MEMORY,

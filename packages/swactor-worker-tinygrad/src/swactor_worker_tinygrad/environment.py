@@ -47,8 +47,8 @@ class WorkerSettings:
     """What the factory was asked for.
 
     `device` is a kind, with a renderer or an index where wanted (`CPU`, `CUDA`, `CUDA:PTX`, `CUDA:1`); `cc` a
-    compiler's name, or empty; `kernels` is `native` (hand-written kernels where the device has them) or `graph`
-    (tinygrad's own kernels everywhere); `threads` run the native kernels.
+    compiler's name, or empty; `kernels` is `native` (hand-written kernels where the device has them) or
+    `graph` (tinygrad's own kernels everywhere); `threads` run the native kernels.
     """
 
     device: str

@@ -38,6 +38,7 @@ __all__ = [
     "builds_native",
     "bytes_view",
     "copy_within_device",
+    "cpu_compiler",
     "dequantise",
     "graph_types",
     "new_buffer",
@@ -159,14 +160,18 @@ def copy_within_device(
 # Machine code of our own.
 
 
+def cpu_compiler() -> Any:
+    """The CPU device's compiler, with its cache on disk."""
+    return Device["CPU"].renderer.compiler
+
+
 class NativeFunction:
     """A C source with one function, built by the CPU device's compiler (and its cache) and loaded by its
     runtime. `function` takes ctypes words; `address` is where the code begins, valid while this lives."""
 
     def __init__(self, source: str, name: str) -> None:
         device = Device["CPU"]
-        compiler = device.renderer.compiler
-        program = TinyELF(compiler.compile_cached(source), name, device.renderer.target, ())
+        program = TinyELF(cpu_compiler().compile_cached(source), name, device.renderer.target, ())
         self._program = device.runtime(program)
         self.function = self._program.fxn
         self.address = int(self._program.addr)
@@ -249,6 +254,15 @@ class Launches:
             arguments += [self._cells.setdefault(v.expr, ctypes.c_uint64(0)) for v in info.vars]
             prepared.append(_Launch(runtime.fxn, tuple(arguments)))
         return prepared
+
+    @property
+    def direct(self) -> bool:
+        """Whether kernels are called without tinygrad's replay."""
+        return self._prepared is not None
+
+    def forget_direct(self) -> None:
+        """Replays through tinygrad from now on, as devices other than the CPU do."""
+        self._prepared = None
 
     def run(self, values: dict[str, int]) -> None:
         """Runs all kernels in order; on CPU complete on return, elsewhere queued."""

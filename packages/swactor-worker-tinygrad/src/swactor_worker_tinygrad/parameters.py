@@ -252,8 +252,9 @@ def sort_tensors(manifest: StageManifest, parameters: LlamaParameters) -> StageT
     twice there, or of another shape than the parameters say."""
     given: dict[str, TensorRef] = {}
     for ref in manifest.tensors:
-        if given.setdefault(ref.name, ref) is not ref:
+        if ref.name in given:
             raise _invalid(f"tensor {ref.name!r} is in the stage's manifest twice")
+        given[ref.name] = ref
 
     def take(name: str, dims: tuple[int, ...], required: bool) -> TensorRef | None:
         ref = given.pop(name, None)

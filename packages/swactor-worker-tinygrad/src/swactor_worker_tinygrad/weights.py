@@ -7,6 +7,7 @@ and only the ranges of this stage's tensors are ever read. Elsewhere the bytes a
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
@@ -153,7 +154,9 @@ class WeightFiles:
         self._owned.clear()
         self._views.clear()
         while self._maps:
-            self._maps.popitem()[1].close()
+            # a view that somebody still holds keeps its map, which then goes with the view
+            with contextlib.suppress(BufferError):
+                self._maps.popitem()[1].close()
 
 
 def _rows(ref: TensorRef) -> int:

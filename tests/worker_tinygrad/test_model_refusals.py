@@ -1,0 +1,211 @@
+"""What cannot be computed faithfully is refused by its name, before any weight is read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stage_support import DATA, config_of, manifest_of
+from swactor_core.faults import RoleFailure
+from swactor_core.spi.loader import StageManifest, TensorRef
+from swactor_core.spi.worker import RoleError
+
+MODEL = DATA / "llama-gqa.gguf"
+
+
+def refuse(backend: Any, config: Any, reason: RoleFailure, words: str) -> RoleError:
+    seen: list[str] = []
+    with pytest.raises(RoleError, match=words) as caught:
+        backend.configure(config, progress=lambda made: seen.append(made.phase), should_abort=lambda: False)
+    assert caught.value.reason is reason
+    assert seen == [], "a refusal comes before the first weight"
+    return caught.value
+
+
+def manifest(**changes: Any) -> StageManifest:
+    return replace(manifest_of(MODEL), **changes)
+
+
+def with_keys(**keys: Any) -> StageManifest:
+    base = manifest_of(MODEL)
+    metadata = dict(base.metadata)
+    for name, value in keys.items():
+        full = "llama." + name.replace("__", ".")
+        if value is None:
+            metadata.pop(full)
+        else:
+            metadata[full] = value
+    return replace(base, metadata=metadata)
+
+
+def with_tensor(name: str, **changes: Any) -> StageManifest:
+    base = manifest_of(MODEL)
+    tensors = tuple(replace(ref, **changes) if ref.name == name else ref for ref in base.tensors)
+    return replace(base, tensors=tensors)
+
+
+def test_another_architecture(backend: Any) -> None:
+    error = refuse(
+        backend,
+        config_of(manifest(architecture="gemma3")),
+        RoleFailure.UNSUPPORTED_ARCHITECTURE,
+        "architecture 'gemma3' is not implemented",
+    )
+    assert "'llama'" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"expert_count": 8}, "llama.expert_count = 8"),
+        ({"attention__sliding_window": 4096}, "llama.attention.sliding_window = 4096"),
+        ({"rope__scaling__type": "yarn"}, "llama.rope.scaling.type = 'yarn'"),
+        ({"rope__scaling__attn_factor": 1.2}, "attn_factor"),
+        ({"logit_scale": 0.5}, "llama.logit_scale"),
+        ({"something_new": 1}, "llama.something_new = 1"),
+        ({"attention__causal": False}, "llama.attention.causal"),
+    ],
+)
+def test_features_that_are_not_implemented(backend: Any, keys: dict[str, Any], words: str) -> None:
+    refuse(backend, config_of(with_keys(**keys)), RoleFailure.UNSUPPORTED_ARCHITECTURE, words)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"attention__head_count": None}, "lacks the metadata key llama.attention.head_count"),
+        ({"attention__head_count": "four"}, "head_count = 'four'"),
+        ({"attention__head_count": True}, "head_count = True"),
+        ({"attention__head_count_kv": 3}, "4 attention heads cannot share 3"),
+        ({"attention__head_count_kv": (2, 2, 4, 4)}, "differs between layers"),
+        ({"feed_forward_length": 0}, "feed_forward_length = 0"),
+        ({"rope__dimension_count": 15}, "dimension_count = 15"),
+        ({"rope__dimension_count": 18}, "dimension_count = 18"),
+        ({"rope__freq_base": float("nan")}, "freq_base"),
+        ({"rope__freq_base": -1.0}, "freq_base"),
+        ({"rope__scaling__type": 3}, "is not a string"),
+        ({"rope__scaling__factor": -2.0}, "factor = -2.0"),
+        ({"attention__layer_norm_rms_epsilon": None}, "layer_norm_rms_epsilon"),
+        ({"block_count": 5}, "block_count = 5"),
+        ({"embedding_length": 128}, "embedding_length = 128"),
+        ({"feed_forward_length": 128}, "ffn_gate.weight"),
+    ],
+)
+def test_parameters_that_make_no_sense(backend: Any, keys: dict[str, Any], words: str) -> None:
+    refuse(backend, config_of(with_keys(**keys)), RoleFailure.CONFIG_INVALID, words)
+
+
+def test_harmless_keys_and_features_that_are_off(backend: Any) -> None:
+    from swactor_worker_tinygrad.parameters import read_parameters
+
+    keys = {
+        "expert_count": 0,
+        "attention__sliding_window": 0,
+        "rope__scaling__type": "none",
+        "logit_scale": 1.0,
+    }
+    assert read_parameters(with_keys(**keys)).rope_divisor == 1.0
+    linear = with_keys(rope__scaling__type="linear", rope__scaling__factor=4.0)
+    assert read_parameters(linear).rope_divisor == 4.0
+    assert read_parameters(with_keys(rope__scale_linear=2.0)).rope_divisor == 2.0
+    assert read_parameters(with_keys(attention__head_count_kv=(2, 2, 2, 2))).kv_heads == 2
+    assert read_parameters(with_keys(rope__freq_base=None)).rope_base == 10000.0
+
+
+def extra(name: str) -> TensorRef:
+    return replace(manifest_of(MODEL).tensors[0], name=name)
+
+
+def test_tensors_without_a_place(backend: Any) -> None:
+    base = manifest_of(MODEL)
+    for name in ("blk.0.attn_q_norm.weight", "blk.1.ffn_gate_exps.weight", "rope_factors_long.weight"):
+        added = replace(base, tensors=(*base.tensors, extra(name)))
+        refuse(
+            backend, config_of(added), RoleFailure.UNSUPPORTED_ARCHITECTURE, f"tensor '{name}' has no place"
+        )
+    twice = replace(base, tensors=(*base.tensors, base.tensors[0]))
+    refuse(backend, config_of(twice), RoleFailure.CONFIG_INVALID, "twice")
+
+
+def test_tensors_that_are_missing_or_misshapen(backend: Any) -> None:
+    base = manifest_of(MODEL)
+    for name in ("blk.2.ffn_down.weight", "output_norm.weight", "output.weight", "token_embd.weight"):
+        fewer = replace(base, tensors=tuple(ref for ref in base.tensors if ref.name != name))
+        refuse(backend, config_of(fewer), RoleFailure.CONFIG_INVALID, f"lacks tensor '{name}'")
+    refuse(
+        backend,
+        config_of(with_tensor("blk.0.attn_k.weight", dims=(64, 64))),
+        RoleFailure.CONFIG_INVALID,
+        "'blk.0.attn_k.weight' has dims",
+    )
+    refuse(backend, config_of(manifest(vocab_size=161)), RoleFailure.CONFIG_INVALID, "token_embd.weight")
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(9, "Q8_1"), (15, "Q8_K"), (42, "Q2_0"), (4, "Q4_2"), (-1, "?")]
+)
+def test_tensor_types_that_cannot_be_computed_with(backend: Any, number: int, name: str) -> None:
+    wrong = with_tensor("blk.3.ffn_up.weight", ggml_type=number, type_name=name)
+    error = refuse(backend, config_of(wrong), RoleFailure.UNSUPPORTED_TENSOR_TYPE, "'blk.3.ffn_up.weight'")
+    assert name in error.message
+    assert "Q4_K_M" in error.hint
+
+
+def test_sizes_that_do_not_fit_the_type(backend: Any) -> None:
+    wrong = with_tensor("blk.3.ffn_up.weight", nbytes=12)
+    refuse(backend, config_of(wrong), RoleFailure.CONFIG_INVALID, "cannot have 12 bytes")
+    rows = with_tensor("blk.3.ffn_up.weight", ggml_type=12, type_name="Q4_K")
+    refuse(backend, config_of(rows), RoleFailure.CONFIG_INVALID, "Q4_K")
+
+
+def test_files_that_cannot_be_read(backend: Any, tmp_path: Path) -> None:
+    base = manifest_of(MODEL)
+
+    def moved(path: Path) -> StageManifest:
+        return replace(base, tensors=tuple(replace(ref, path=str(path)) for ref in base.tensors))
+
+    gone = tmp_path / "gone.gguf"
+    error = refuse(backend, config_of(moved(gone)), RoleFailure.WEIGHTS_UNREADABLE, "gone.gguf")
+    assert "every node" in error.hint
+    short = tmp_path / "short.gguf"
+    short.write_bytes(MODEL.read_bytes()[:-1000])
+    refuse(backend, config_of(moved(short)), RoleFailure.WEIGHTS_UNREADABLE, "ends before tensor")
+    empty = tmp_path / "empty.gguf"
+    empty.touch()
+    refuse(backend, config_of(moved(empty)), RoleFailure.WEIGHTS_UNREADABLE, "empty.gguf")
+
+
+def test_ranges_and_sizes_of_the_stage(backend: Any) -> None:
+    base = config_of(manifest_of(MODEL))
+    for start, end in ((0, 5), (2, 2), (3, 1)):
+        wrong = replace(base, manifest=manifest(layer_start=start, layer_end_exclusive=end))
+        refuse(backend, wrong, RoleFailure.CONFIG_INVALID, "are not a range")
+    refuse(backend, replace(base, max_context=0), RoleFailure.CONFIG_INVALID, "max_context 0")
+    refuse(backend, replace(base, prefill_chunk=0), RoleFailure.CONFIG_INVALID, "prefill_chunk 0")
+    refuse(
+        backend,
+        replace(base, max_context=513),
+        RoleFailure.CONFIG_INVALID,
+        "exceeds the model's context of 512",
+    )
+
+
+def test_objects_that_the_stage_cannot_take_or_make(backend: Any) -> None:
+    base = config_of(manifest_of(MODEL))
+    half = replace(base, input_spec=replace(base.input_spec, dtype_width_bytes=2))
+    refuse(backend, half, RoleFailure.CONFIG_INVALID, "input is Tokens of 2-byte Unsigned")
+    rows = config_of(manifest_of(MODEL, 0, 2))
+    refuse(
+        backend,
+        replace(base, output_spec=rows.output_spec),
+        RoleFailure.CONFIG_INVALID,
+        "output is Activation",
+    )
+    refuse(
+        backend,
+        replace(rows, output_spec=replace(rows.output_spec, row_width=63)),
+        RoleFailure.CONFIG_INVALID,
+        "63 a row",
+    )

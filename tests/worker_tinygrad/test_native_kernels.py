@@ -1,0 +1,287 @@
+"""Each hand-written kernel against numpy, and each weight type against gguf's own dequantisation."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+from swactor_worker_tinygrad.environment import COMPILERS
+
+FLOATS = ["F32", "F16", "BF16"]
+BLOCKS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
+TYPES = [*FLOATS, *BLOCKS]
+# where a block holds f16 scale fields, as byte offsets; random bits there would be infinities
+SCALES = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+}
+
+
+@pytest.fixture(scope="module")
+def kernels(backend: Any) -> Any:
+    from swactor_worker_tinygrad.native import Kernels
+
+    return Kernels()
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def team(request: pytest.FixtureRequest, kernels: Any) -> Iterator[Any]:
+    from swactor_worker_tinygrad.native import Team
+
+    made = Team(kernels, request.param)
+    yield made
+    made.close()
+
+
+def stored_weights(name: str, rows: int, columns: int, seed: int = 1) -> tuple[int, np.ndarray, np.ndarray]:
+    """(ggml type, stored bytes (rows, row bytes), values (rows, columns)) of random weights."""
+    kind = GGMLQuantizationType[name]
+    generator = np.random.default_rng(seed)
+    values = generator.standard_normal((rows, columns)).astype(np.float32)
+    if name == "F32":
+        stored = values.view(np.uint8)
+    elif name == "F16":
+        values[0, 0] = 3e-6  # a subnormal
+        stored = values.astype(np.float16).view(np.uint8)
+    elif name == "BF16":
+        stored = (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    else:
+        per_block, block_bytes = GGML_QUANT_SIZES[kind]
+        blocks = generator.integers(0, 256, (rows * columns // per_block, block_bytes), dtype=np.uint8)
+        for offset in SCALES[name]:
+            scale = generator.uniform(-0.1, 0.1, (len(blocks), 1)).astype(np.float16)
+            blocks[:, offset : offset + 2] = scale.view(np.uint8)
+        stored = blocks.reshape(rows, -1)
+    stored = np.ascontiguousarray(stored.reshape(rows, -1))
+    return int(kind), stored, np.asarray(dequantize(stored, kind), np.float32).reshape(rows, columns)
+
+
+def address(array: np.ndarray) -> int:
+    return int(array.ctypes.data)
+
+
+def run(team: Any, *entries: Sequence[int]) -> None:
+    team.run(team.prepare(entries))
+
+
+def multiply(
+    kernels: Any,
+    team: Any,
+    kind: int,
+    stored: np.ndarray,
+    x: np.ndarray,
+    *,
+    parts: int = 1,
+    extra: Any = None,
+) -> np.ndarray:
+    rows, (tokens, columns) = len(stored), x.shape
+    out = np.full((tokens, rows), np.nan, np.float32)
+    scratch = np.zeros(4 * columns * team.threads, np.float32)
+    bias, residual = extra if extra is not None else (None, None)
+    words = [address(bias) if bias is not None else 0, address(residual) if residual is not None else 0]
+    kernel = kernels.address("matmul", kind)
+    shape = [rows, columns, tokens, rows]
+    run(team, [kernel, parts, address(out), address(x), address(stored), *shape, *words, address(scratch)])
+    return out
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_rows_are_the_dequantised_rows(kernels: Any, team: Any, name: str) -> None:
+    kind, stored, values = stored_weights(name, 9, 512)
+    ids = np.array([8, 0, 3, 3], np.uint32)
+    out = np.zeros((4, 512), np.float32)
+    kernel = kernels.address("rows", kind)
+    run(team, [kernel, 1, address(out), address(stored), address(ids), 4, 512])
+    np.testing.assert_allclose(out, values[ids], rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_products_equal_the_dequantised_products(kernels: Any, team: Any, name: str) -> None:
+    kind, stored, values = stored_weights(name, 11, 512)
+    x = np.random.default_rng(2).standard_normal((6, 512)).astype(np.float32)
+    out = multiply(kernels, team, kind, stored, x, parts=2)
+    np.testing.assert_allclose(out, x.astype(np.float64) @ values.astype(np.float64).T, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_many_rows_give_the_bits_of_one_row(kernels: Any, team: Any, name: str) -> None:
+    kind, stored, _ = stored_weights(name, 10, 256)
+    x = np.random.default_rng(3).standard_normal((7, 256)).astype(np.float32)
+    together = multiply(kernels, team, kind, stored, x)
+    for row in range(7):
+        alone = multiply(kernels, team, kind, stored, np.ascontiguousarray(x[row : row + 1]))
+        assert alone.tobytes() == together[row : row + 1].tobytes()
+
+
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("columns", [1, 24, 33, 64])
+def test_float_rows_of_any_length(kernels: Any, team: Any, name: str, columns: int) -> None:
+    kind, stored, values = stored_weights(name, 5, columns)
+    x = np.random.default_rng(4).standard_normal((3, columns)).astype(np.float32)
+    np.testing.assert_allclose(multiply(kernels, team, kind, stored, x), x @ values.T, rtol=1e-5, atol=1e-5)
+
+
+def test_bias_and_residual_are_added_in_place(kernels: Any, team: Any) -> None:
+    kind, stored, values = stored_weights("Q4_1", 8, 64)
+    generator = np.random.default_rng(5)
+    x, bias = generator.standard_normal((2, 64)).astype(np.float32), np.arange(8, dtype=np.float32)
+    residual = generator.standard_normal((2, 8)).astype(np.float32)
+    out = multiply(kernels, team, kind, stored, x, extra=(bias, residual))
+    np.testing.assert_allclose(out, x @ values.T + bias + residual, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("width", [16, 24, 64, 100])
+def test_norm(kernels: Any, team: Any, width: int) -> None:
+    from swactor_worker_tinygrad.native import float_bits
+
+    generator = np.random.default_rng(6)
+    x, weight = generator.standard_normal((5, width)).astype(np.float32), generator.random(width, np.float32)
+    out = np.zeros_like(x)
+    words = [address(out), address(x), address(weight), width, 5, float_bits(1e-5)]
+    run(team, [kernels.address("norm"), 5, *words])
+    expected = x / np.sqrt((x.astype(np.float64) ** 2).mean(1, keepdims=True) + 1e-5) * weight
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [16, 5, 1000])
+def test_gate(kernels: Any, team: Any, count: int) -> None:
+    generator = np.random.default_rng(7)
+    gate, up = (generator.uniform(-30, 30, count).astype(np.float32) for _ in range(2))
+    expected = gate.astype(np.float64) / (1 + np.exp(-gate.astype(np.float64))) * up
+    run(team, [kernels.address("gate"), 3, address(gate), address(up), count])
+    np.testing.assert_allclose(gate, expected, rtol=2e-6, atol=1e-9)
+
+
+def test_gate_at_the_ends_of_the_range(kernels: Any, team: Any) -> None:
+    gate = np.array([-1e30, -200, -88, 0, 88, 200, 1e30, np.nan] * 2, np.float32)
+    up = np.ones(16, np.float32)
+    run(team, [kernels.address("gate"), 1, address(gate), address(up), 16])
+    np.testing.assert_allclose(gate[:7], [0, 0, 0, 0, 88, 200, 1e30], atol=1e-5)
+    assert np.isnan(gate[7])
+
+
+@pytest.mark.parametrize(("key_dim", "value_dim", "rope_dims"), [(8, 8, 8), (24, 16, 20), (64, 128, 64)])
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_rope_and_attention(
+    kernels: Any, team: Any, key_dim: int, value_dim: int, rope_dims: int, tokens: int
+) -> None:
+    from swactor_worker_tinygrad.native import float_bits
+
+    heads, kv_heads, context, position = 4, 2, 40, 21
+    generator = np.random.default_rng(8)
+
+    def random(*shape: int) -> np.ndarray:
+        return generator.standard_normal(shape).astype(np.float32)
+
+    q, k, v = (
+        random(tokens, heads, key_dim),
+        random(tokens, kv_heads, key_dim),
+        random(tokens, kv_heads, value_dim),
+    )
+    keys, values = random(context, kv_heads, key_dim), random(context, kv_heads, value_dim)
+    angle = random(context, rope_dims // 2)
+    cosines, sines = np.cos(angle), np.sin(angle)
+    rows = slice(position, position + tokens)
+
+    def turned(x: np.ndarray) -> np.ndarray:
+        result = x.astype(np.float64)
+        even, odd = result[..., 0:rope_dims:2].copy(), result[..., 1:rope_dims:2].copy()
+        cos, sin = cosines[rows, None, :], sines[rows, None, :]
+        result[..., 0:rope_dims:2], result[..., 1:rope_dims:2] = (
+            even * cos - odd * sin,
+            even * sin + odd * cos,
+        )
+        return result
+
+    expected_keys, expected_values = keys.copy(), values.copy()
+    expected_keys[rows], expected_values[rows] = turned(k), v
+    expected = np.zeros((tokens, heads, value_dim))
+    for t in range(tokens):
+        for h in range(heads):
+            seen = slice(0, position + t + 1)
+            scores = expected_keys[seen, h // 2].astype(np.float64) @ turned(q)[t, h] * 0.25
+            shares = np.exp(scores - scores.max())
+            expected[t, h] = shares @ expected_values[seen, h // 2] / shares.sum()
+
+    out, place = np.zeros((tokens, heads, value_dim), np.float32), np.array([position], np.uint64)
+    scratch = np.zeros(48 * team.threads, np.float32)
+    cache = [address(keys), address(values)]
+    shape = [address(place), tokens, heads, kv_heads, key_dim, value_dim]
+    tables = [address(cosines), address(sines)]
+    softmax = [float_bits(0.25), address(scratch), 48]
+    run(
+        team,
+        [kernels.address("rope"), 2, address(q), address(k), address(v), *tables, *cache, *shape, rope_dims],
+        [kernels.address("attention"), 4, address(out), address(q), *cache, *shape, *softmax],
+    )
+    np.testing.assert_allclose(keys, expected_keys, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(values, expected_values)
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_team_gives_the_bits_of_one_thread_every_time(kernels: Any) -> None:
+    from swactor_worker_tinygrad.native import Team
+
+    kind, stored, _ = stored_weights("Q8_0", 203, 64)
+    x = np.random.default_rng(9).standard_normal((1, 64)).astype(np.float32)
+    alone = Team(kernels, 1)
+    expected = multiply(kernels, alone, kind, stored, x)
+    for threads in (2, 5):
+        team = Team(kernels, threads)
+        for _ in range(200):
+            assert multiply(kernels, team, kind, stored, x, parts=4 * threads).tobytes() == expected.tobytes()
+        team.close()
+        team.close()
+
+
+def test_kernels_are_built_once(kernels: Any) -> None:
+    assert kernels.function("norm") is kernels.function("norm")
+    assert kernels.address("norm") != kernels.address("gate")
+
+
+OLD_PROCESSORS = ["x86-64", "x86-64-v3"] if platform.machine() == "x86_64" else ["native"]
+COMPILERS_HERE = [name for name in COMPILERS if shutil.which(name) is not None]
+
+
+@pytest.mark.parametrize("compiler", COMPILERS_HERE)
+@pytest.mark.parametrize("march", OLD_PROCESSORS)
+def test_sources_compile_for_old_compilers_and_processors(compiler: str, march: str) -> None:
+    from swactor_worker_tinygrad.native import source
+
+    for kernel, kind in (("matmul", 11), ("rows", 1), ("attention", None), ("run", None)):
+        built = subprocess.run(
+            [
+                compiler,
+                "-c",
+                "-x",
+                "c",
+                "-O1",
+                "-ffreestanding",
+                "-nostdlib",
+                f"-march={march}",
+                "-",
+                "-o",
+                "-",
+            ],
+            input=source(kernel, kind).encode(),
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        assert built.returncode == 0, built.stderr.decode()

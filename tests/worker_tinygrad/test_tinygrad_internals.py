@@ -1,0 +1,167 @@
+"""Each use of tinygrad below its public surface still does what the code relies on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="module")
+def internals(backend: Any) -> Any:
+    from swactor_worker_tinygrad import internals
+
+    return internals
+
+
+def filled(internals: Any, data: np.ndarray) -> tuple[Any, Any]:
+    buffer = internals.new_buffer("CPU", data.nbytes)
+    internals.write_bytes(buffer, 0, np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
+    dtype = {np.dtype("f4"): internals.FLOAT32, np.dtype("u1"): internals.UINT8}[data.dtype]
+    return buffer, internals.tensor_of(buffer, data.shape, dtype)
+
+
+def test_open_device_names_it(internals: Any) -> None:
+    assert internals.open_device("CPU") == "CPU"
+
+
+def test_new_buffer_is_allocated_and_full_devices_raise(internals: Any) -> None:
+    buffer = internals.new_buffer("CPU", 64)
+    assert buffer.is_allocated()
+    assert buffer.nbytes == 64
+    with pytest.raises(MemoryError):
+        internals.new_buffer("CPU", 1 << 60)
+
+
+@pytest.fixture(params=["direct", "staged"])
+def way(request: pytest.FixtureRequest, internals: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Buffers that the host reaches, and buffers that it does not (as on CUDA)."""
+    if request.param == "staged":
+        monkeypatch.setattr(internals, "bytes_view", lambda buffer: None)
+    return request.param
+
+
+def test_bytes_go_in_and_out_at_offsets(internals: Any, way: str) -> None:
+    buffer = internals.new_buffer("CPU", 32)
+    internals.write_bytes(buffer, 0, memoryview(bytes(32)))
+    internals.write_bytes(buffer, 8, memoryview(b"swactor!"))  # a read-only source
+    out = bytearray(16)
+    internals.read_bytes(buffer, 4, memoryview(out))
+    assert bytes(out) == b"\0\0\0\0swactor!\0\0\0\0"
+    assert (internals.bytes_view(buffer) is None) == (way == "staged")
+
+
+def test_copy_within_device(internals: Any, way: str) -> None:
+    source, _ = filled(internals, np.arange(16, dtype=np.uint8))
+    target, _ = filled(internals, np.zeros(16, np.uint8))
+    internals.copy_within_device(target, 4, source, 8, 4)
+    out = bytearray(16)
+    internals.read_bytes(target, 0, memoryview(out))
+    assert bytes(out) == bytes(4) + bytes([8, 9, 10, 11]) + bytes(8)
+
+
+def test_tensor_of_shares_memory_and_checks_bounds(internals: Any) -> None:
+    buffer, tensor = filled(internals, np.arange(6, dtype=np.float32).reshape(2, 3))
+    view = internals.bytes_view(buffer)
+    np.frombuffer(view, np.float32)[5] = 50.0
+    assert tensor.numpy()[1, 2] == 50.0
+    part = internals.tensor_of(buffer, (2,), internals.FLOAT32, 8)
+    np.testing.assert_array_equal(part.numpy(), [2, 3])
+    with pytest.raises(ValueError, match="does not fit"):
+        internals.tensor_of(buffer, (2,), internals.FLOAT32, 20)
+
+
+def test_buffer_and_address_of_a_tensor(internals: Any) -> None:
+    buffer, tensor = filled(internals, np.arange(4, dtype=np.float32))
+    assert internals.buffer_of(tensor).base is buffer
+    array = np.frombuffer(internals.bytes_view(buffer), np.uint8)
+    assert (
+        internals.address_of(buffer) == array.ctypes.data == internals.address_of(internals.buffer_of(tensor))
+    )
+
+
+def test_tensor_at_address_reads_foreign_memory(internals: Any) -> None:
+    data = np.arange(64, dtype=np.uint8)
+    data.flags.writeable = False
+    tensor = internals.tensor_at_address(data.ctypes.data + 32, 32, "CPU")
+    np.testing.assert_array_equal((tensor + 1).numpy(), data[32:] + 1)
+
+
+def test_release_unused_empties_the_allocator(internals: Any) -> None:
+    from tinygrad import Device
+
+    nbytes = 12345 * 16
+    buffer = internals.new_buffer("CPU", nbytes)
+    del buffer
+    assert any(size == nbytes and kept for (size, _), kept in Device["CPU"].allocator.cache.items())
+    internals.release_unused("CPU")
+    assert not any(Device["CPU"].allocator.cache.values())
+
+
+def test_dequantise_knows_its_types(internals: Any) -> None:
+    from gguf import GGMLQuantizationType, dequantize, quantize
+
+    types = internals.graph_types()
+    assert {0, 1, 2, 3, 6, 7, 8, 12, 13, 14, 30} <= types
+    assert 10 not in types
+    values = np.random.default_rng(1).standard_normal((4, 64)).astype(np.float32)
+    for name in ("F16", "BF16", "Q4_1", "Q8_0"):
+        kind = GGMLQuantizationType[name]
+        stored = np.ascontiguousarray(quantize(values, kind)).reshape(-1).view(np.uint8)
+        _, blob = filled(internals, stored)
+        expected = dequantize(stored.reshape(4, -1), kind).reshape(-1)
+        np.testing.assert_array_equal(internals.dequantise(blob, 256, int(kind)).numpy(), expected)
+
+
+def graph_inputs(internals: Any, seed: int) -> tuple[list[np.ndarray], list[Any]]:
+    generator = np.random.default_rng(seed)
+    shapes = [(2, 4), (4, 4), (8, 4), (2, 4)]
+    arrays = [generator.standard_normal(shape).astype(np.float32) for shape in shapes]
+    return arrays, [filled(internals, array)[1] for array in arrays]
+
+
+def stepped(inputs: list[Any], place: Any) -> None:
+    x, weight, cache, result = inputs
+    cache[place : place + 2].assign(x @ weight).realize()
+    result.assign(x + cache[: place + 2].sum(0)).realize()
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_graph_replays_over_other_buffers_and_places(internals: Any, direct: bool) -> None:
+    _, sample = graph_inputs(internals, 0)
+    graph = internals.Graph(stepped, sample, {"place": internals.position_variable("place", 6)})
+    assert graph.kernels >= 2
+    arrays, inputs = graph_inputs(internals, 1)
+    bound = graph.bind(inputs)
+    assert bound.direct
+    if not direct:
+        bound.forget_direct()
+    x, weight, cache, _ = arrays
+    for place in (3, 0, 6):
+        bound.run({"place": place})
+        cache[place : place + 2] = x @ weight
+        np.testing.assert_allclose(inputs[2].numpy(), cache, atol=1e-5)
+        np.testing.assert_allclose(inputs[3].numpy(), x + cache[: place + 2].sum(0), atol=1e-5)
+
+
+def test_a_variable_of_one_value_is_widened(internals: Any) -> None:
+    variable = internals.position_variable("place", 0)
+    assert (variable.vmin, variable.vmax) == (0, 1)
+
+
+def test_native_functions_run_and_are_cached(internals: Any) -> None:
+    import ctypes
+
+    from tinygrad.helpers import diskcache_get
+
+    assert internals.builds_native("CPU")
+    assert not internals.builds_native("PYTHON")
+    text = "void twice(unsigned long long *p) { p[0] *= 2; }"
+    function = internals.NativeFunction(text, "twice")
+    cell = np.array([21], np.uint64)
+    function.function(ctypes.c_uint64(cell.ctypes.data))
+    assert cell[0] == 42
+    assert function.address > 0
+    compiler = internals.cpu_compiler()
+    assert diskcache_get(compiler.cachekey, text) is not None

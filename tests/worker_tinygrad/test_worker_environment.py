@@ -1,0 +1,201 @@
+"""Settings, the compiler and the kernel cache, without starting tinygrad."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from swactor_core.errors import ConfigError, ResourceError
+from swactor_worker_tinygrad import environment
+
+
+def program(path: Path, text: str) -> None:
+    path.write_text("#!/bin/sh\n" + text)
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def bare_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.delenv("CC", raising=False)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"gpu": "0"}, "no setting 'gpu'"),
+        ({"device": 3}, "device = 3 is not a string"),
+        ({"device": "TPU"}, "device 'TPU' is not known"),
+        ({"kernels": "fast"}, "kernels = 'fast'"),
+        ({"threads": 0}, "threads = 0"),
+        ({"threads": "2"}, "threads = '2'"),
+        ({"threads": True}, "threads = True"),
+    ],
+)
+def test_wrong_settings_are_named(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        environment.read_settings(settings)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "selection"),
+    [
+        ("", "CPU", "CPU"),
+        ("cpu", "CPU", "CPU"),
+        ("CUDA:PTX", "CUDA", "CUDA:PTX"),
+        ("cuda:1", "CUDA:1", "CUDA"),
+    ],
+)
+def test_devices_as_tinygrad_wants_them(device: str, name: str, selection: str) -> None:
+    settings = environment.read_settings({"device": device})
+    assert (settings.device_name, settings.selection) == (name, selection)
+    assert settings.threads >= 1
+
+
+def test_the_newest_compiler_is_preferred(bare_path: Path) -> None:
+    program(bare_path / "clang", "echo clang version 14")
+    program(bare_path / "clang-16", "echo clang version 16")
+    assert environment.find_compiler() == "clang-16"
+
+
+def test_a_named_compiler_wins_and_must_be_clang(bare_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(bare_path / "clang-19", "echo clang version 19")
+    program(bare_path / "mine", "echo Debian clang version 14.0.6")
+    program(bare_path / "gcc", "echo gcc 12")
+    program(bare_path / "broken", "exit 1")
+    assert environment.find_compiler("mine") == "mine"
+    monkeypatch.setenv("CC", "mine")
+    assert environment.find_compiler() == "mine"
+    for name in ("gcc", "broken"):
+        with pytest.raises(ResourceError, match="is not clang"):
+            environment.find_compiler(name)
+
+
+def test_no_compiler_is_an_error_with_the_remedy(bare_path: Path) -> None:
+    with pytest.raises(ResourceError, match="needs clang") as caught:
+        environment.find_compiler()
+    assert caught.value.hint == "apt-get install clang"
+    with pytest.raises(ResourceError, match="'clang-99' is not on PATH"):
+        environment.find_compiler("clang-99")
+
+
+def test_the_cache_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = environment.cache_folder("clang")
+    assert folder.is_relative_to(tmp_path)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+    assert environment.cache_folder("clang").stat().st_mode & 0o022 == 0
+
+
+def test_the_cache_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    environment.cache_folder("clang")
+    own = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    with pytest.raises(ResourceError, match="belongs to another user"):
+        environment.cache_folder("clang")
+
+
+def test_without_a_writable_home_the_cache_is_temporary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = environment.cache_folder("clang")
+    assert folder.parent == tmp_path
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_the_cache_key_is_of_processor_and_compiler(bare_path: Path) -> None:
+    program(bare_path / "clang-15", "echo 15")
+    program(bare_path / "clang-16", "echo clang 16")
+    keys = {environment.cpu_key(name) for name in ("", "clang-15", "clang-16")}
+    assert len(keys) == 3
+    assert environment.cpu_key("clang-15") == environment.cpu_key("clang-15")
+
+
+def test_another_tinygrad_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "TINYGRAD_VERSION", "0.99.0")
+    with pytest.raises(ResourceError, match=r"tinygrad 0.99.0 is needed, found 0.14.0") as caught:
+        environment.require_tinygrad()
+    assert caught.value.hint == "pip install tinygrad==0.99.0"
+
+
+def test_threads_respect_a_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(Path, "read_text", lambda self: "400000 100000\n")
+    assert environment.default_threads() == 2
+    monkeypatch.setattr(Path, "read_text", lambda self: "max 100000\n")
+    assert environment.default_threads() == 8
+
+
+def in_a_process(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_the_plugin_is_light_until_its_factory_is_called() -> None:
+    code = (
+        "import sys; from swactor_worker_tinygrad import plugin; "
+        "made = plugin.swactor_register_workers(); plugin.swactor_doctor_checks(); "
+        "assert [(p.kind.value, p.name) for p in made] == [('worker', 'tinygrad')]; "
+        "assert not {'tinygrad', 'numpy', 'gguf'} & set(sys.modules), sorted(sys.modules)"
+    )
+    done = in_a_process(code)
+    assert done.returncode == 0, done.stderr
+
+
+FAILURE = (
+    "from swactor_core.errors import SwactorError\n"
+    "from swactor_worker_tinygrad import create\n"
+    "try: create({settings})\n"
+    "except SwactorError as error: print(type(error).__name__, error.message, '|', error.hint)\n"
+)
+
+
+def test_a_device_without_driver_is_a_typed_failure() -> None:
+    done = in_a_process(FAILURE.format(settings={"device": "CUDA"}))
+    assert done.stdout.startswith("ResourceError device 'CUDA' cannot be opened"), done.stderr
+    assert "known devices are CPU, CUDA" in done.stdout
+
+
+def test_a_missing_compiler_is_a_typed_failure(tmp_path: Path) -> None:
+    done = in_a_process(FAILURE.format(settings={}), PATH=str(tmp_path), CC="")
+    assert "ResourceError tinygrad's CPU device needs clang" in done.stdout, done.stderr
+    assert "apt-get install clang" in done.stdout
+
+
+def test_old_and_empty_variables_do_not_break_the_start() -> None:
+    code = "from swactor_worker_tinygrad import create; b = create({}); print(b.facts()['device']); b.close()"
+    done = in_a_process(code, CPU="1", DEBUG="", BEAM="", DEV="NULL")
+    assert done.stdout.strip() == "CPU", done.stderr
+
+
+def test_one_process_serves_one_device(backend: Any) -> None:
+    with pytest.raises(ResourceError, match="already started in this process with DEV='CPU'"):
+        environment.prepare(environment.read_settings({"device": "CUDA"}))
+
+
+def test_facts_name_device_and_versions(backend: Any) -> None:
+    facts = backend.facts()
+    assert facts["device"] == "CPU"
+    assert facts["tinygrad"] == "0.14.0"
+    assert facts["free_bytes"] > 0
+    assert "clang" in facts["compiler"]
