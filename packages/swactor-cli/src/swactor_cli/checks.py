@@ -1,0 +1,130 @@
+"""What `doctor` asks of the machine itself, whatever plug-ins are installed. Each check is bounded.
+
+Knows the operating system, no plug-in and no cluster.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import platform
+import resource
+import socket
+import sys
+from pathlib import Path
+
+from swactor_core.checks import CheckResult, CheckStatus, DoctorCheck
+from swactor_core.node.identity import state_directory
+
+from swactor_cli.sizes import bytes_text
+
+FEWEST_FILES = 64
+ENOUGH_FILES = 256
+ENOUGH_MEMORY = 512 << 20
+DATAGRAM = 1200
+
+
+def check_python() -> CheckResult:
+    found = f"{platform.python_implementation()} {platform.python_version()} on {sys.platform}"
+    if sys.platform != "linux":
+        return CheckResult(CheckStatus.FAIL, found, "swactor runs on Linux")
+    if sys.version_info < (3, 11):  # noqa: UP036 - told in words, where the package was put there by force
+        return CheckResult(CheckStatus.FAIL, found, "install Python 3.11 or later")
+    return CheckResult(CheckStatus.OK, found)
+
+
+def check_memfd() -> CheckResult:
+    """A sealed memory file can be made and mapped shared; /dev/shm and its size play no part."""
+    try:
+        descriptor = os.memfd_create("swactor-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, mmap.PAGESIZE)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            with mmap.mmap(descriptor, mmap.PAGESIZE, mmap.MAP_SHARED) as shared:
+                shared[0] = 1
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        return CheckResult(CheckStatus.FAIL, f"memfd: {error.strerror}", "allow memfd_create in the sandbox")
+    return CheckResult(CheckStatus.OK, "sealed memory files work, /dev/shm is not used")
+
+
+def check_open_files() -> CheckResult:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= ENOUGH_FILES:
+        return CheckResult(CheckStatus.OK, f"{soft} open files are allowed")
+    status = CheckStatus.FAIL if soft < FEWEST_FILES else CheckStatus.WARN
+    return CheckResult(status, f"only {soft} open files are allowed, of {hard}", f"ulimit -n {ENOUGH_FILES}")
+
+
+def check_memory() -> CheckResult:
+    """Free memory of the machine and of its control group, the lesser of the two."""
+    free = _machine_memory()
+    group = _group_memory()
+    known = [value for value in (free, group) if value is not None]
+    if not known:
+        return CheckResult(CheckStatus.WARN, "the free memory of this machine cannot be read")
+    left = min(known)
+    detail = f"{bytes_text(left)} are free" + (" in this control group" if left == group else "")
+    if left < ENOUGH_MEMORY:
+        return CheckResult(CheckStatus.WARN, detail, "free memory, or raise the container's limit")
+    return CheckResult(CheckStatus.OK, detail)
+
+
+def _machine_memory() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    line = next((line for line in lines if line.startswith("MemAvailable:")), None)
+    return None if line is None else int(line.split()[1]) * 1024
+
+
+def _group_memory() -> int | None:
+    """Limit less use of the control group, version 2 or 1; None without a limit."""
+    for limit, use in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            return max(0, int(Path(limit).read_text()) - int(Path(use).read_text()))
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+    return None
+
+
+def check_udp() -> CheckResult:
+    """A datagram of the size that QUIC sends goes to this machine's own loopback and back."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+            udp.settimeout(2.0)
+            udp.bind(("127.0.0.1", 0))
+            udp.sendto(bytes(DATAGRAM), udp.getsockname())
+            received = len(udp.recv(2 * DATAGRAM))
+    except OSError as error:
+        return CheckResult(CheckStatus.FAIL, f"UDP on loopback: {error}", "allow UDP sockets on 127.0.0.1")
+    if received != DATAGRAM:
+        return CheckResult(CheckStatus.FAIL, f"{received} of {DATAGRAM} bytes came back over loopback")
+    return CheckResult(CheckStatus.OK, f"{DATAGRAM} bytes went over loopback")
+
+
+def check_state() -> CheckResult:
+    """The folder of keys, or the nearest one above it, can be written."""
+    folder = state_directory()
+    nearest = next((f for f in (folder, *folder.parents) if f.exists()), Path("/"))
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return CheckResult(
+            CheckStatus.WARN, f"keys cannot be kept in {folder}", "set SWACTOR_STATE_DIR to another folder"
+        )
+    return CheckResult(CheckStatus.OK, f"keys are kept in {folder}")
+
+
+CORE_CHECKS = (
+    DoctorCheck("core.python", "Python and operating system", check_python),
+    DoctorCheck("core.memfd", "memory shared by descriptor", check_memfd),
+    DoctorCheck("core.files", "limit of open files", check_open_files),
+    DoctorCheck("core.memory", "free memory", check_memory),
+    DoctorCheck("core.udp", "UDP on loopback", check_udp),
+    DoctorCheck("core.state", "folder of keys", check_state),
+)

@@ -1,0 +1,184 @@
+"""`swactor-cli plan`: which node would run which layers, over which edges, without loading a weight."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file
+from swactor_core.errors import UsageError
+from swactor_core.ids import NodeId, RunId, node_hex, node_id_of
+from swactor_core.plan import EdgeEndpoint, GgufSource, RunPlan
+from swactor_core.planner import EdgeIdAllocator, NodeCapacity, RuntimeChoices, plan_run
+from swactor_core.plugins import load_plugins
+from swactor_core.spi.loader import Model
+from swactor_core.spi.provider import Kind
+
+from swactor_cli.errors import ExitCode
+from swactor_cli.models import open_model
+from swactor_cli.output import Output
+from swactor_cli.sizes import bytes_text
+
+ORCHESTRATOR = "orchestrator"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """The command's options, as given. `prompt_tokens` stands for a prompt of that length."""
+
+    model: str
+    nodes: int | None
+    cluster: str | None
+    max_tokens: int
+    prompt_tokens: int
+    plugins: dict[str, str | None]
+
+
+def plan(options: PlanOptions, output: Output) -> ExitCode:
+    """Raises UsageError for what `run` would refuse for the same reasons."""
+    if options.nodes is not None and options.cluster is not None:
+        raise UsageError("--nodes and --cluster exclude each other", hint="a cluster file names its nodes")
+    file = load_cluster_file(options.cluster) if options.cluster is not None else None
+    if file is None:
+        count = 2 if options.nodes is None else options.nodes
+        names = {NodeId(index + 1): f"node-{index}" for index in range(count)}
+        inventory = tuple(NodeCapacity(node_id) for node_id in names)
+    else:
+        ids = [node_id_of(bytes.fromhex(node.public_key)) for node in file.cluster.nodes]
+        names = {node_id: node.name for node_id, node in zip(ids, file.cluster.nodes, strict=True)}
+        inventory = tuple(
+            NodeCapacity(node_id, node.memory_bytes)
+            for node_id, node in zip(ids, file.cluster.nodes, strict=True)
+        )
+    choice = choose_plugins(file.plugins if file is not None else PluginChoice(), options.plugins)
+    loader = load_plugins(blocked=choice.blocked).select(Kind.LOADER, choice.loader).factory()
+    path, model = open_model(loader, options.model, output)
+    try:
+        made = plan_run(
+            inventory,
+            model.facts,
+            source=GgufSource(path, model.digest()),
+            choices=RuntimeChoices(prompt=(0,) * options.prompt_tokens, max_tokens=options.max_tokens),
+            run_id=RunId(1),
+            orchestrator=NodeId(0),
+            edge_ids=EdgeIdAllocator(),
+        )
+        record = _record(made, model, inventory, names)
+    finally:
+        model.close()
+    if output.json_lines:
+        output.record(record)
+    else:
+        _show(record, output)
+    return ExitCode.COMPLETED
+
+
+def _record(
+    plan: RunPlan, model: Model, inventory: tuple[NodeCapacity, ...], names: dict[NodeId, str]
+) -> dict[str, Any]:
+    """The plan in the shape of `--json`; sizes in bytes, of stored tensors and of the run's KV cache."""
+    facts = model.facts
+    tensors, sizes = Counter[str](), Counter[str]()
+    for tensor in model.manifest(0, facts.num_layers).tensors:
+        tensors[tensor.type_name] += 1
+        sizes[tensor.type_name] += tensor.nbytes
+    stages = []
+    for stage, node in zip(plan.stages, inventory, strict=True):
+        layers = slice(stage.layer_start, stage.layer_end_exclusive)
+        stages.append(
+            {
+                "stage_index": stage.stage_index,
+                "node": names[stage.node_id],
+                "node_id": node_hex(stage.node_id),
+                "layer_start": stage.layer_start,
+                "layer_end_exclusive": stage.layer_end_exclusive,
+                "weight_bytes": sum(
+                    t.nbytes for t in model.manifest(stage.layer_start, stage.layer_end_exclusive).tensors
+                ),
+                "kv_bytes": sum(facts.kv_bytes_per_token[layers]) * plan.model.max_seq_len,
+                "memory_bytes": node.memory_bytes,
+            }
+        )
+
+    def end(endpoint: EdgeEndpoint) -> str:
+        return ORCHESTRATOR if endpoint.stage_index is None else f"stage {endpoint.stage_index}"
+
+    return {
+        "type": "plan",
+        "model": {
+            "id": facts.model_id,
+            "architecture": facts.architecture,
+            "num_layers": facts.num_layers,
+            "hidden_dim": facts.hidden_dim,
+            "vocab_size": facts.vocab_size,
+            "context_length": facts.context_length,
+            "tied_head": facts.tied_head,
+            "file_bytes": facts.file_bytes,
+            "tensor_types": [
+                {"type": name, "tensors": tensors[name], "bytes": size} for name, size in sizes.most_common()
+            ],
+        },
+        "prompt_tokens": len(plan.runtime.prompt),
+        "max_tokens": plan.max_tokens,
+        "max_seq_len": plan.model.max_seq_len,
+        "stages": stages,
+        "edges": [
+            {
+                "edge_id": edge.edge_id,
+                "kind": str(edge.kind),
+                "producer": end(edge.producer),
+                "consumer": end(edge.consumer),
+                "object_kind": str(edge.object_spec.kind),
+                "row_bytes": edge.object_spec.row_bytes,
+                "max_object_bytes": edge.object_spec.max_extent,
+                "ring_bytes": edge.ring_capacity,
+            }
+            for edge in plan.edges
+        ],
+    }
+
+
+def _show(record: dict[str, Any], output: Output) -> None:
+    model = record["model"]
+    types = ", ".join(f"{t['tensors']} {t['type']} ({bytes_text(t['bytes'])})" for t in model["tensor_types"])
+    head = "tied to the embedding" if model["tied_head"] else "of its own"
+    output.text(
+        f"{model['id']}: {model['architecture']}, {model['num_layers']} layers of width "
+        f"{model['hidden_dim']}, vocabulary {model['vocab_size']}, head {head}\n"
+        f"tensors: {types}\n"
+        f"context: {record['prompt_tokens']} prompt + at most {record['max_tokens']} new tokens need "
+        f"{record['max_seq_len']} of {model['context_length']} places\n\n"
+    )
+    output.table(
+        "stages",
+        ["stage", "node", "layers", "weights", "kv cache", "memory"],
+        [
+            [
+                str(stage["stage_index"]),
+                stage["node"],
+                f"{stage['layer_start']} to {stage['layer_end_exclusive'] - 1}",
+                bytes_text(stage["weight_bytes"]),
+                bytes_text(stage["kv_bytes"]),
+                "-" if stage["memory_bytes"] is None else bytes_text(stage["memory_bytes"]),
+            ]
+            for stage in record["stages"]
+        ],
+    )
+    output.text("\n")
+    output.table(
+        "edges",
+        ["kind", "from", "to", "objects", "row", "largest", "ring"],
+        [
+            [
+                edge["kind"],
+                edge["producer"],
+                edge["consumer"],
+                edge["object_kind"],
+                bytes_text(edge["row_bytes"]),
+                bytes_text(edge["max_object_bytes"]),
+                bytes_text(edge["ring_bytes"]),
+            ]
+            for edge in record["edges"]
+        ],
+    )
