@@ -1,0 +1,238 @@
+"""Node boot and life (spec section 8): each step on the one before it, and an end that is bounded."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from swactor_core.events import EventName
+from swactor_core.faults import Component, Fault, FaultReason
+from swactor_core.fsm import Action, CancelTimer, Emit, Send, SetTimer
+from swactor_core.ids import NodeId, WorkerGeneration
+from swactor_core.machines.node import (
+    AnnounceAvailable,
+    AnnounceFault,
+    CloseParts,
+    Continue,
+    ExitProcess,
+    MembershipStarted,
+    NodeLife,
+    NodeState,
+    PartFailed,
+    PartsClosed,
+    ProcessStarted,
+    StartMembership,
+    StartTransport,
+    TransportStarted,
+)
+from swactor_core.messages import (
+    Address,
+    ArenaConstructed,
+    ArenaConstructionFailed,
+    ConstructArena,
+    NodeFaulted,
+    Shutdown,
+    ShutdownMode,
+    ShutdownWorker,
+    StartWorker,
+    TimerFired,
+    WorkerGone,
+    WorkerRunning,
+)
+from swactor_testing.scripts import Script, Steps, event_strategies, walk
+
+S = NodeState
+ME = NodeId(7)
+ARENA, WORKER, NODE = (
+    Address(Component.ARENA_MANAGER),
+    Address(Component.GPU_WORKER_CTL),
+    Address(Component.NODE),
+)
+CPU, GPU = {"device": "CPU"}, {"device": "GPU"}
+
+
+def running(backend: dict[str, Any]) -> WorkerRunning:
+    return WorkerRunning(WorkerGeneration(1), backend)
+
+
+def faulted(reason: FaultReason, component: Component, detail: str) -> tuple[Action, ...]:
+    fault = Fault(reason, component, detail, node_id=ME)
+    fields = {"reason": str(reason), "component": str(component), "detail": detail}
+    return Emit(EventName.NODE_FAULTED, fields), AnnounceFault(NodeFaulted(ME, fault))
+
+
+STOP = (
+    Send(WORKER, ShutdownWorker(ShutdownMode.ABORT_IN_FLIGHT)),
+    Send(ARENA, Shutdown()),
+    CloseParts(),
+    SetTimer("stop", 1, 12.0),
+)
+UNTIMED = CancelTimer("stop")
+GONE = WorkerGone("no device")
+NO_WORKER = faulted(FaultReason.WORKER_FATAL, Component.GPU_WORKER_CTL, "no device")
+NO_WORKER_FAULT = Fault(FaultReason.WORKER_FATAL, Component.GPU_WORKER_CTL, "no device", node_id=ME)
+NO_PORT = PartFailed(Component.DRIVER, "address in use")
+UNAVAILABLE = faulted(FaultReason.NODE_UNAVAILABLE, Component.DRIVER, "address in use")
+
+STARTED: Steps = [
+    (ProcessStarted(), (Emit(EventName.NODE_STARTED, {}), Send(ARENA, ConstructArena(1 << 20))))
+]
+WITH_ARENA: Steps = [*STARTED, (ArenaConstructed(), (Send(WORKER, StartWorker()),))]
+WITH_WORKER: Steps = [*WITH_ARENA, (running(CPU), (StartTransport(),))]
+WITH_TRANSPORT: Steps = [*WITH_WORKER, (TransportStarted("host", 4433), (Send(NODE, Continue()),))]
+JOINING: Steps = [*WITH_TRANSPORT, (Continue(), (StartMembership(),))]
+AVAILABLE: Steps = [
+    *JOINING,
+    (MembershipStarted(), (Emit(EventName.NODE_AVAILABLE, {}), AnnounceAvailable(CPU))),
+]
+BOOT = {
+    "fresh": [],
+    "process": STARTED,
+    "arena": WITH_ARENA,
+    "worker": WITH_WORKER,
+    "transport": WITH_TRANSPORT,
+    "membership": JOINING,
+    "available": AVAILABLE,
+}
+STATES = dict(
+    zip(
+        BOOT,
+        (
+            S.CONTAINER_STARTING,
+            S.NODE_PROCESS_STARTING,
+            S.ARENA_READY,
+            S.WORKER_READY,
+            S.TRANSPORT_READY,
+            S.MEMBERSHIP_JOINING,
+            S.NODE_AVAILABLE,
+        ),
+        strict=True,
+    )
+)
+FAULTED: Steps = [*WITH_ARENA, (GONE, NO_WORKER)]
+
+SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
+    **{name: (steps, STATES[name]) for name, steps in BOOT.items()},
+    **{
+        f"stopped at: {name}": ([*steps, (Shutdown(), STOP)], S.STOPPING)
+        for name, steps in {**BOOT, "faulted": FAULTED}.items()
+    },
+    **{
+        f"the worker comes again: {name}": ([*BOOT[name], (running(GPU), ())], STATES[name])
+        for name in ("worker", "transport", "membership")
+    },
+    **{
+        f"a part fails: {name}": ([*BOOT[name], (NO_PORT, UNAVAILABLE)], S.FAULTED)
+        for name in ("worker", "transport", "membership")
+    },
+    **{
+        f"the worker is lost for good: {name}": ([*BOOT[name], (GONE, NO_WORKER)], S.FAULTED)
+        for name in ("arena", "worker", "transport", "membership", "available")
+    },
+    "the arena cannot be made": (
+        [
+            *STARTED,
+            (
+                ArenaConstructionFailed("no memfd"),
+                faulted(FaultReason.ARENA_BOOT_FAILED, Component.ARENA_MANAGER, "no memfd"),
+            ),
+        ],
+        S.FAULTED,
+    ),
+    "what is announced is the last worker's": (
+        [*AVAILABLE, (running(GPU), (AnnounceAvailable(GPU),))],
+        S.NODE_AVAILABLE,
+    ),
+    "an ordered end: worker, then parts": (
+        [
+            *AVAILABLE,
+            (Shutdown(), STOP),
+            (WorkerGone("stopped"), ()),
+            (PartsClosed(), (UNTIMED, ExitProcess(None))),
+        ],
+        S.STOPPED,
+    ),
+    "an ordered end: parts, then worker": (
+        [
+            *AVAILABLE,
+            (Shutdown(), STOP),
+            (PartsClosed(), ()),
+            (WorkerGone("stopped"), (UNTIMED, ExitProcess(None))),
+        ],
+        S.STOPPED,
+    ),
+    "stopped before there was a worker": (
+        [*STARTED, (Shutdown(), STOP), (PartsClosed(), (UNTIMED, ExitProcess(None)))],
+        S.STOPPED,
+    ),
+    "a faulted node ends with its fault": (
+        [*FAULTED, (Shutdown(), STOP), (PartsClosed(), (UNTIMED, ExitProcess(NO_WORKER_FAULT)))],
+        S.STOPPED,
+    ),
+    "what does not end is left behind in time": (
+        [*AVAILABLE, (Shutdown(), STOP), (TimerFired("stop", 1), (ExitProcess(None),))],
+        S.STOPPED,
+    ),
+}
+
+
+def make() -> NodeLife:
+    return NodeLife(ME, arena_ceiling=1 << 20, stop_bound=12.0)
+
+
+SCRIPT = Script(make, SCENARIOS)
+EVENTS = event_strategies(NodeLife)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_scenario(name: str) -> None:
+    SCRIPT.play(name)
+
+
+@pytest.mark.parametrize(("state", "event"), SCRIPT.ignored())
+def test_what_is_only_expected_late_changes_nothing(state: StrEnum, event: type[Any]) -> None:
+    SCRIPT.play_ignored(state, event)
+
+
+def test_every_transition_of_the_table_is_taken() -> None:
+    assert SCRIPT.missing() == set()
+
+
+def test_the_states_of_the_boot_are_the_specification_s() -> None:
+    assert list(STATES.values()) == [
+        "ContainerStarting",
+        "NodeProcessStarting",
+        "ArenaReady",
+        "WorkerReady",
+        "TransportReady",
+        "MembershipJoining",
+        "NodeAvailable",
+    ]
+
+
+def test_broken_host_closes_twice_and_fires_a_cancelled_timer() -> None:
+    machine = SCRIPT.play("an ordered end: worker, then parts")
+    assert machine.step(PartsClosed(), 0.0) == ()
+    assert machine.step(TimerFired("stop", 1), 0.0) == ()
+    assert machine.late_timers == 1
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_any_event_in_any_state_and_one_exit(data: st.DataObject) -> None:
+    exits: list[ExitProcess] = []
+    announced: list[object] = []
+
+    def check(event: object, actions: tuple[Action, ...]) -> None:
+        exits.extend(a for a in actions if isinstance(a, ExitProcess))
+        announced.extend(a for a in actions if isinstance(a, AnnounceFault))
+
+    machine = make()
+    walk(data, machine, EVENTS, steps=30, check=check)
+    assert len(exits) == (machine.state is S.STOPPED)
+    assert len(announced) == (machine.fault is not None)
+    if exits:
+        assert exits[0].fault is machine.fault
