@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-
 from swactor_core.ids import NodeId, node_id_of
 from swactor_core.spi.transport import Peer, TransportContext
 from swactor_transport_quic.transport import QuicPlugin, QuicTransport
@@ -52,7 +51,7 @@ NodeMaker = Callable[..., Any]
 
 @pytest_asyncio.fixture
 async def make_node() -> AsyncIterator[NodeMaker]:
-    """`await make_node(name, ...)`: started; closed at the end, after which nothing may be left in the loop."""
+    """`await make_node(name, ...)`: started, and closed at the end of the test."""
     nodes: list[Node] = []
 
     async def make(
@@ -213,11 +212,12 @@ async def read_exactly(reader: Any, count: int, *, granted: int | None = None) -
 
 @dataclass(frozen=True)
 class Flow:
-    send_all: Callable[[Any, bytes], Any] = staticmethod(send_all)
-    read_exactly: Callable[..., Any] = staticmethod(read_exactly)
-    patience: float = PATIENCE
+    """What both ends of an edge do in most tests."""
+
+    send_all: Callable[[Any, bytes], Any]
+    read_exactly: Callable[..., Any]
 
 
 @pytest.fixture
 def flow() -> Flow:
-    return Flow()
+    return Flow(send_all, read_exactly)

@@ -8,7 +8,6 @@ import pytest
 from aioquic import tls
 from aioquic.quic import events
 from aioquic.quic.recovery import QuicPacketPacer
-
 from swactor_core.errors import PluginError
 from swactor_transport_quic import compat
 from swactor_transport_quic.admission import Admitted

@@ -1,11 +1,10 @@
-"""Control channels over real loopback sockets: whole frames, backpressure both ways, orderly and broken ends."""
+"""Control channels over real sockets: whole frames, backpressure both ways, orderly and broken ends."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-
 from swactor_core.errors import EdgeBroken, EdgeClosed
 from swactor_core.spi.transport import MAX_CONTROL_FRAME
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-
 from swactor_transport_quic.liveness import Liveness, Verdict
 from swactor_transport_quic.settings import QuicSettings
 

@@ -1,4 +1,4 @@
-"""What the network does: loss, repetition, reordering, garbage, floods, other address families, a full socket."""
+"""What networks do: loss, repetition, reordering, garbage, floods, other address families, a full socket."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import random
 import socket
 
 import pytest
-
 from swactor_core.errors import ResourceError, TransportError
 from swactor_core.spi.transport import Peer
 from swactor_transport_quic.compat import Connection
@@ -234,3 +233,80 @@ async def test_nothing_is_built_while_the_socket_is_full(pair):
     taken = 0
     while taken < 200:
         taken += await asyncio.wait_for(reader.read_into(received), 5)
+
+
+async def test_random_traffic_keeps_every_edge_exact(make_node, make_relay, pattern):
+    """Eight edges both ways with their own windows, read and write sizes, over a bad network."""
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    draw = random.Random(seed)
+    left = await make_node("left", datagram_size=1200, send_bound=draw.choice((5_000, 50_000)))
+    right = await make_node("right", datagram_size=draw.choice((1200, 8900)))
+    relay = make_relay(right, seed=seed, loss=0.02, repeat=0.02, reorder=0.05)
+    left.transport.set_peer(right.peer(port=relay.port))
+
+    async def write(edge, data: bytes, sizes: random.Random) -> None:
+        at = 0
+        while at < len(data):
+            at += await edge.write(memoryview(data)[at : at + sizes.randrange(1, 9000)])
+        await edge.finish()
+
+    async def read(reader, window: int, sizes: random.Random) -> bytes:
+        received = bytearray()
+        granted = window
+        reader.grant(granted)
+        while True:
+            chunk = memoryview(bytearray(sizes.randrange(1, 9000)))
+            taken = await reader.read_into(chunk)
+            if not taken:
+                return bytes(received)
+            received += chunk[:taken]
+            assert len(received) <= granted, "more arrived than was granted"
+            if sizes.random() < 0.7 or len(received) == granted:
+                granted = len(received) + window
+                reader.grant(granted)
+
+    async def exchange(source, target, edge_id: int) -> None:
+        own = random.Random(seed + edge_id)
+        sender, reader = await source.edge_to(target, edge_id)
+        data = pattern(seed + edge_id, own.randrange(40_000))
+        received, _ = await asyncio.gather(
+            read(reader, own.choice((1, 700, 5_000, 60_000)) if len(data) < 3_000 else 5_000, own),
+            write(sender, data, random.Random(seed - edge_id)),
+        )
+        assert received == data, f"seed {seed} edge {edge_id}"
+
+    await left.transport.connect(right.node_id, deadline=10)
+    for edge_id in range(1, 9, 2):
+        await asyncio.gather(exchange(left, right, edge_id), exchange(right, left, edge_id + 1))
+
+
+async def test_a_node_may_dial_itself(make_node, flow):
+    node = await make_node("node")
+    node.transport.set_peer(node.peer())
+    sender, reader = await node.edge_to(node)
+    reader.grant(4)
+    await flow.send_all(sender, b"self")
+    assert await flow.read_exactly(reader, 4) == b"self"
+
+
+@pytest.mark.parametrize("port", [0, 65536])
+async def test_a_port_that_cannot_be_is_named(make_node, port):
+    left, right = await make_node("left"), await make_node("right")
+    left.transport.set_peer(Peer(right.node_id, right.key, "127.0.0.1", port))
+    with pytest.raises(TransportError, match=f":{port}: no such port"):
+        await left.transport.connect(right.node_id, deadline=5)
+    if port:
+        with pytest.raises(ResourceError, match="65536"):
+            await make_node("other", port=port)
+
+
+async def test_a_peer_that_moves_is_dialled_at_its_new_address(make_node, make_relay):
+    left, right = await make_node("left"), await make_node("right")
+    nowhere = make_relay(right)
+    nowhere.holding = True
+    left.transport.set_peer(right.peer(port=nowhere.port))
+    connecting = asyncio.ensure_future(left.transport.connect(right.node_id, deadline=20))
+    await asyncio.wait({connecting}, timeout=0.1)
+    left.transport.set_peer(right.peer())
+    await asyncio.wait_for(connecting, 3)

@@ -9,7 +9,6 @@ import pytest
 from aioquic.quic.packet import QuicPacketType
 from aioquic.quic.packet_builder import QuicSentPacket
 from aioquic.tls import Epoch
-
 from swactor_core.errors import ConfigError
 from swactor_transport_quic.admission import Admission, Admitted, Reply
 from swactor_transport_quic.congestion import BoundedReno, congestion_name

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-
 from swactor_core.checks import CheckStatus
 from swactor_core.errors import ConfigError, TransportError
 from swactor_core.ids import NodeId

@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
-
 from swactor_core.errors import TransportError
 from swactor_core.wire import encode_preamble
 from swactor_transport_quic.identity import make_certificate
@@ -28,7 +27,7 @@ DECRYPT_ERROR = 0x100 + 51
 async def plain_client(
     address: tuple[str, int], *, certificate=None, key=None, chain=(), alpn: str = "swactor/edge/1"
 ) -> list[events.QuicEvent]:
-    """A stock aioquic client that tries to open an edge; returns its events up to the end of the connection."""
+    """A stock aioquic client that tries to open an edge; returns its events up to the end."""
     configuration = QuicConfiguration(is_client=True, alpn_protocols=[alpn], verify_mode=ssl.CERT_NONE)
     configuration.certificate, configuration.private_key = certificate, key
     configuration.certificate_chain = list(chain)

@@ -7,6 +7,7 @@ package sees `Connection`, `SendHalf` and `ReceiveHalf`. Knows no socket, no clo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -220,6 +221,12 @@ class Connection(QuicConnection):
         buffer.push_uint_var(limit)
         stream.max_stream_data_local_sent = limit
 
+    def acknowledge_now(self, now: float) -> None:
+        """Lets the next flush acknowledge what has arrived, instead of a timer a millisecond later."""
+        space = self._spaces[tls.Epoch.ONE_RTT]
+        if space.ack_at is not None:
+            space.ack_at = now
+
     def renew_burst(self) -> None:
         if self._burst_limit is not None:
             self._burst_limit.renew()
@@ -298,6 +305,7 @@ CONNECTION_NAMES = (
     "_handshake_confirmed",
     "_close_event",
     "_state",
+    "_spaces",
     "_loss",
 )
 TLS_NAMES = (
@@ -315,6 +323,7 @@ STREAM_NAMES = (
 )
 SENDER_NAMES = ("_buffer_start", "_buffer_stop", "_reset_error_code", "is_finished")
 RECEIVER_NAMES = ("is_finished",)
+SPACE_NAMES = ("ack_at",)
 LOSS_NAMES = ("_pacer",)
 MODULE_NAMES = ("MAX_STREAM_DATA_FRAME_CAPACITY", "QuicConnectionState")
 
@@ -339,6 +348,7 @@ def private_names() -> dict[str, tuple[Any, tuple[str, ...]]]:
         "QuicStream": (stream, STREAM_NAMES),
         "QuicStreamSender": (stream.sender, SENDER_NAMES),
         "QuicStreamReceiver": (stream.receiver, RECEIVER_NAMES),
+        "QuicPacketSpace": (QuicPacketSpace(), SPACE_NAMES),
         "QuicPacketRecovery": (getattr(connection, "_loss", None), LOSS_NAMES),
         "aioquic.quic.connection": (_connection, MODULE_NAMES),
     }
@@ -355,3 +365,8 @@ def check_names(owners: dict[str, tuple[Any, tuple[str, ...]]]) -> None:
 
 
 check_names(private_names())
+
+# aioquic tells every connection's steps at INFO and every packet's at DEBUG, which costs on the hot path.
+_aioquic_logger = logging.getLogger("quic")
+if _aioquic_logger.level == logging.NOTSET:
+    _aioquic_logger.setLevel(logging.WARNING)

@@ -72,8 +72,9 @@ class Endpoint:
                 f"cannot bind UDP {host!r}: not an IP address", hint="give the address of a local interface"
             ) from None
         family = socket.AF_INET if literal.version == 4 else socket.AF_INET6
-        udp = socket.socket(family, socket.SOCK_DGRAM)
+        udp: socket.socket | None = None
         try:
+            udp = socket.socket(family, socket.SOCK_DGRAM)
             udp.setblocking(False)
             if family == socket.AF_INET6:
                 udp.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -83,10 +84,11 @@ class Endpoint:
             for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
                 udp.setsockopt(socket.SOL_SOCKET, option, self._settings.socket_buffer)
             udp.bind((host, port))
-        except OSError as error:
-            udp.close()
+        except (OSError, OverflowError) as error:
+            if udp is not None:
+                udp.close()
             raise ResourceError(
-                f"cannot bind UDP {host}:{port}: {error.strerror}", hint="choose another address or port 0"
+                f"cannot bind UDP {host}:{port}: {error}", hint="choose another address or port 0"
             ) from error
         self._socket = udp
         # Linux reports twice what it grants, to account for its own overhead.

@@ -21,6 +21,10 @@ from swactor_transport_quic.waiting import Signal
 
 logger = logging.getLogger(__name__)
 
+PROMPT_ACK_FROM = 4
+"""Datagrams in one batch from which on they are acknowledged at once: a sender of bulk waits for it, while a
+lone message needs no datagram of its own for that."""
+
 DUPLICATE_LINGER = 1.0
 """Seconds that the weaker of two simultaneous connections stays, for whoever has not yet seen the other."""
 
@@ -138,6 +142,7 @@ class Link:
         self._pings = 0
         self._sent = 0
         self._received = 0
+        self._unpumped = 0
         self._key_from = 0
         self.key_updates = 0
         self._retire_at: float | None = None
@@ -153,6 +158,7 @@ class Link:
     def receive(self, data: bytes, address: Address, now: float) -> None:
         """Feeds one datagram. Events wait for `pump`."""
         self._received += 1
+        self._unpumped += 1
         self._liveness.heard(now)
         try:
             self.quic.receive_datagram(data, address, now)
@@ -182,6 +188,9 @@ class Link:
             self._become_ready(now)
         for handler in tuple(self.blocked):
             handler.poke()
+        if self._unpumped >= PROMPT_ACK_FROM:
+            self.quic.acknowledge_now(now)
+        self._unpumped = 0
         self.flush(now)
         self.activity.fire()
 
@@ -273,12 +282,16 @@ class Link:
             self.quic.request_key_update()
             self.key_updates += 1
         self.quic.renew_burst()
-        for data, address in self.quic.datagrams_to_send(now):
+        for data, address in self._outgoing(now):
             self._sent += 1
             self._carrier.send(data, address)
         if self.quic.burst_exhausted:
             self.flush_soon()
         self._arm()
+
+    def _outgoing(self, now: float) -> list[tuple[bytes, Address]]:
+        # An accepted connection has no path before a datagram of it was understood.
+        return self.quic.datagrams_to_send(now) if self.quic.get_peer_address() is not None else []
 
     def flush_soon(self) -> None:
         """Flushes in the next turn of the loop, once for all who asked."""
@@ -317,7 +330,12 @@ class Link:
         self._timer = self._loop.call_at(at, self._on_timer)
 
     def _on_timer(self) -> None:
-        self._timer = None
+        assert self._timer is not None
+        armed_for, self._timer = self._timer.when(), None
+        if self._loop.time() - armed_for > self.settings.stall_grace:
+            self._carrier.drain()  # this process was paused: what came meanwhile counts before any timeout
+            if self.state is LinkState.CLOSED:
+                return
         now = self._loop.time()
         due = self.quic.get_timer()
         if due is not None and due <= now:
@@ -387,7 +405,7 @@ class Link:
     def _conclude(self, ending: Ending, now: float) -> None:
         farewell = None
         if not ending.by_peer and not self._carrier.blocked:
-            for farewell, address in self.quic.datagrams_to_send(now):
+            for farewell, address in self._outgoing(now):
                 self._carrier.send(farewell, address)
         if ending.by_peer:
             reason = f"the peer closed the connection: {ending.reason or f'code {ending.code:#x}'}"

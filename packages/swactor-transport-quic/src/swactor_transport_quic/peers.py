@@ -116,6 +116,8 @@ class PeerTable:
 
     def to_retire(self, key: LinkKey) -> Iterable[Link]:
         """Own connections that a simultaneous dial made superfluous; only their dialler closes them."""
+        if key[0] == self._own_id:
+            return []  # both ends of a connection to oneself are here
         best = self.usable(key)
         return [link for link in self._links.get(key, ()) if link.dialled and link is not best]
 

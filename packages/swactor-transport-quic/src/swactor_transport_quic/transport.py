@@ -92,10 +92,13 @@ class QuicTransport:
     # Peers and links
 
     def set_peer(self, peer: Peer) -> None:
+        changed = self._peers.get(peer.node_id) != peer
         self._peers.put(peer)
         for alpn in Alpn.ALL:
             dialling = self._dialling.get((peer.node_id, alpn))
-            if dialling is not None:
+            if dialling is not None and changed:
+                if dialling.link is not None:
+                    dialling.link.close(CloseCode.REMOVED, "the peer's record changed")
                 dialling.not_before = 0.0
         for link, reason in list(self._peers.outdated(peer)):
             link.close(CloseCode.FORMER_LIFE, reason)
@@ -171,11 +174,13 @@ class QuicTransport:
                 raise TransportError(f"{where} {attempt.reason}", hint="check who listens at that address")
 
     async def _resolve(self, peer: Peer, where: str, left: float) -> Address:
+        if not 0 < peer.port < 65536:
+            raise TransportError(f"{where}: no such port", hint="check the peer's address")
         try:
             address = await asyncio.wait_for(self._endpoint.resolve(peer.host, peer.port), left)
         except TimeoutError:
             raise TransportError(f"{where}: no address for {peer.host!r} within {left:.3g} s") from None
-        except (OSError, OverflowError) as error:
+        except OSError as error:
             raise TransportError(f"{where}: {error}", hint="check the peer's address") from error
         if is_unspecified(address[0]):
             # A reply would come from another address than the one dialled, and be dropped.
