@@ -70,8 +70,9 @@ class Script:
         return self.play(name)
 
     def ignored(self) -> list[tuple[StrEnum, type[Any]]]:
-        """The rows that say: expected here, changes nothing."""
-        rows = self.machine.TABLE
+        """The rows that say: expected here, changes nothing; of states in which a scenario ends."""
+        reached = {end for _, end in self.scenarios.values()}
+        rows = [row for row in self.machine.TABLE if row.source in reached]
         return [(r.source, r.event) for r in rows if r.handler is None and r.targets == (r.source,)]
 
     def play_ignored(self, state: StrEnum, event: type[Any]) -> None:
@@ -81,14 +82,18 @@ class Script:
         assert machine.step(example if example is not None else plainest(event), 0.0) == ()
         assert snapshot(machine) == before
 
-    def missing(self) -> set[Transition]:
-        """Transitions of the table that neither a scenario nor an ignored row takes."""
+    def taken(self) -> set[Transition]:
+        """Plays everything; the transitions that the scenarios and the ignored rows take."""
         with recorded(self.machine) as taken:
             for name in self.scenarios:
                 self.play(name)
             for state, event in self.ignored():
                 self.play_ignored(state, event)
-        return declared(self.machine) - taken
+        return taken
+
+    def missing(self) -> set[Transition]:
+        """Transitions of the table that this script does not take."""
+        return declared(self.machine) - self.taken()
 
 
 def event_strategies(

@@ -223,7 +223,7 @@ class TokenEndpoint(Machine[EndpointState]):
         token_in, token_out = self._ids()
         again: tuple[Action, ...] = ()
         if self._stopped:  # everything may have stopped already: told again, this ends it
-            again = (Send(Address(Component.TOKEN_ENDPOINT), EdgeStopped(next(iter(self._stopped)))),)
+            again = (Send(Address(Component.TOKEN_ENDPOINT), EdgeStopped(min(self._stopped))),)
         return S.STOPPING, (
             Send(Address(Component.TX_EDGE, token_in), StopEdge(token_in)),
             Send(Address(Component.RX_EDGE, token_out), StopEdge(token_out)),
