@@ -7,7 +7,6 @@ end reports messages to its harness, and hints through `hint`. Nothing here wait
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -115,6 +114,12 @@ class _RingEnd:
             except RingError as error:
                 self._feed(RingBroken(error.reason, error.message))
 
+    def _checked(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except RingError as error:
+            self._feed(RingBroken(error.reason, error.message))
+
     def _move(self) -> bool:
         """Offers the machine the next span; False when it wants none or there is none."""
         raise NotImplementedError
@@ -137,16 +142,18 @@ class _RingEnd:
         return True
 
     def _feed(self, event: object) -> None:
-        events = deque((event,))
-        while events:
+        following: object | None = event
+        while following is not None:
+            event, following = following, None
             try:
-                for action in self.machine.step(events.popleft(), time.monotonic()):
+                for action in self.machine.step(event, time.monotonic()):
                     answer = self._perform(action)
                     if answer is not None:
-                        events.append(answer)
+                        assert following is None, f"two answers to the step of {event}"
+                        following = answer
             except RingError as error:
                 # The rest of the step is dropped on purpose: what was not committed is not reported.
-                events.append(RingBroken(error.reason, error.message))
+                following = RingBroken(error.reason, error.message)
 
     def _start_copy(self, start: Callable[[], Any]) -> CopyComplete | CopyFailed | None:
         try:
@@ -187,25 +194,25 @@ class IngressEnd(_RingEnd):
 
     def wake(self) -> None:
         """A RingReadable arrived, or the ring was just installed."""
-        try:
-            self.ring.acknowledge_readable()
-        except RingError as error:
-            self._feed(RingBroken(error.reason, error.message))
+        self._checked(self.ring.acknowledge_readable)
         self.pump()
 
     def _move(self) -> bool:
         if self.machine.state not in _READING:
             return False
-        # The state is loaded before the cursors: what was committed before a close is then still seen.
-        state = self.ring.state
-        self._refuse_faulted(state, "producer")
         self._span = self.ring.readable_span()
-        if len(self._span):
-            self._feed(BytesReadable(len(self._span)))
-            return True
-        if state is RingState.CLOSED:
-            self._feed(RingClosed())
-        return False
+        if not len(self._span):
+            state = self.ring.state
+            self._refuse_faulted(state, "producer")
+            if state is RingState.OPEN:
+                return False
+            # The cursors once more: what was committed before the close is seen only after it.
+            self._span = self.ring.readable_span()
+            if not len(self._span):
+                self._feed(RingClosed())
+                return False
+        self._feed(BytesReadable(len(self._span)))
+        return True
 
     def _perform(self, action: Action) -> object | None:
         match action:
@@ -263,22 +270,20 @@ class EgressEnd(_RingEnd):
         """Starts the output; `allocation` must stay valid until ObjectProduced, RingFault or RingQuiesced."""
         self._output = allocation
         self._feed(OutputBound(header))
+        self._checked(lambda: self._refuse_faulted(self.ring.state, "consumer"))
         self.pump()
 
     def wake(self) -> None:
         """A RingWritable arrived, or the ring was just installed."""
-        try:
-            self.ring.acknowledge_writable()
-        except RingError as error:
-            self._feed(RingBroken(error.reason, error.message))
+        self._checked(self.ring.acknowledge_writable)
         self.pump()
 
     def _move(self) -> bool:
         if self.machine.state not in _WRITING:
             return False
-        self._refuse_faulted(self.ring.state, "consumer")
         self._span = self.ring.writable_span()
         if not len(self._span):
+            self._refuse_faulted(self.ring.state, "consumer")
             return False
         self._feed(BytesWritable(len(self._span)))
         return True
