@@ -29,7 +29,8 @@ from swactor_core.messages import (
 from swactor_core.worker.adapter import CommandReader, EventWriter
 
 CODEC = MessageCodec(WORKER_COMMANDS)
-COMMANDS = [RingReadable(RingId(1)), ResetRole(RoleId(2)), RingWritable(RingId(3))]
+COMMANDS = [RingReadable(RingId(1)), RingReadable(RingId(2)), RingWritable(RingId(3))]
+RESET = ResetRole(RoleId(2))
 GRACEFUL = ShutdownWorker(ShutdownMode.GRACEFUL)
 ABORT = ShutdownWorker(ShutdownMode.ABORT_IN_FLIGHT)
 
@@ -129,6 +130,14 @@ def test_only_an_abort_asks_to_abort_and_commands_stay_queued(pipe: Pipe) -> Non
     pipe.write(lines(ABORT))
     assert reader.should_abort()
     assert everything(reader) == [*COMMANDS, GRACEFUL, ABORT]
+
+
+def test_a_reset_ends_a_long_call_only_while_it_is_queued(pipe: Pipe) -> None:
+    reader = CommandReader(pipe.read_fd)
+    pipe.write(lines(COMMANDS[0], RESET))
+    assert reader.should_abort()
+    assert everything(reader) == [COMMANDS[0], RESET]
+    assert not reader.should_abort()
 
 
 def test_a_malformed_line_is_the_last_thing_heard(pipe: Pipe) -> None:

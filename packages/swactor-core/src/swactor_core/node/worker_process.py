@@ -52,7 +52,7 @@ class WorkerProcess:
         self._system = system
         self._arguments = ["--worker", worker, "--arena", arena_name]
         for name in blocked:
-            self._arguments += ["--block", name]
+            self._arguments += ["--block-plugin", name]
         self._arena = arena
         self._process: asyncio.subprocess.Process | None = None
         self._generation = WorkerGeneration(0)

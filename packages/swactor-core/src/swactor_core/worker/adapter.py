@@ -12,7 +12,7 @@ from collections import deque
 
 from swactor_core.codec import MAX_LINE, CodecError, MessageCodec
 from swactor_core.machines.worker_effects import ControlClosed, MalformedCommand
-from swactor_core.messages import WORKER_COMMANDS, WORKER_EVENTS, ShutdownMode, ShutdownWorker
+from swactor_core.messages import WORKER_COMMANDS, WORKER_EVENTS, ResetRole, ShutdownMode, ShutdownWorker
 
 _READ_BYTES = 256 * 1024
 
@@ -55,11 +55,11 @@ class CommandReader:
         return self._queue.popleft() if self._queue else None
 
     def should_abort(self) -> bool:
-        """Looks for what ends a long call: ShutdownWorker(AbortInFlight), a broken stream, the node's end.
-        Commands read on the way stay queued. Costs one poll."""
+        """Looks for what ends a long call: ShutdownWorker(AbortInFlight), ResetRole (its run is over), a
+        broken stream, the node's end. Commands read on the way stay queued. Costs one poll."""
         if not self._abort:
             self.fill(0)
-        return self._abort
+        return self._abort or any(isinstance(command, ResetRole) for command in self._queue)
 
     def _split(self, data: bytes) -> None:
         *lines, rest = data.split(b"\n")
