@@ -27,7 +27,9 @@ from swactor_core.orchestrator.orchestrator import (
 from swactor_core.plugins import Plugins
 from swactor_core.spi.provider import Kind
 
-LOCAL_MEMBERSHIP = {"profile": "local"}
+# A local node's death is known from its process at once; membership need not be quick to accuse a process that
+# kernel compilers on the same cores keep from running.
+LOCAL_MEMBERSHIP = {"profile": "local", "suspicion_min": 2.0, "suspicion_max": 3.0}
 
 
 class _Session:
