@@ -173,7 +173,11 @@ class Run(Machine[RunState]):
             for late in (PoolReady, PlanBuilt, PlanFailed)
         ),
         *(Row(state, OperatorStop, "_operator_stop", (S.OPERATOR_STOPPED,)) for state in _ACTIVE),
-        *(Row(state, Continue, "_tear_down", (S.TEARING_DOWN, S.DONE)) for state in _PASSED),
+        Row(S.COMPLETED, Continue, "_tear_down", (S.TEARING_DOWN,)),  # it has edges, at least
+        *(
+            Row(state, Continue, "_tear_down", (S.TEARING_DOWN, S.DONE))
+            for state in (S.FAULTED, S.OPERATOR_STOPPED)
+        ),
         *(
             Row(state, late, None, (state,))
             for state in (*_PASSED, S.TEARING_DOWN)
