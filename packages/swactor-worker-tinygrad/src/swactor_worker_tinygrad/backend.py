@@ -47,7 +47,7 @@ class TinygradBackend:
     ) -> None:
         from swactor_worker_tinygrad.bridge import TinygradBridge
 
-        self.device, self._settings, self._variables = device, settings, variables
+        self.device, self.settings, self._variables = device, settings, variables
         self._bridge = TinygradBridge(device)
         self._roles: list[Any] = []
 
@@ -59,14 +59,14 @@ class TinygradBackend:
         """Device, kernels, versions, and memory that is free now where the system says so."""
         facts: dict[str, Any] = {
             "worker": "tinygrad",
-            "device": self._settings.device,
-            "kernels": self._settings.kernels,
+            "device": self.settings.device,
+            "kernels": self.settings.kernels,
             "tinygrad": environment.TINYGRAD_VERSION,
             "compiler": self._variables.get("CC", ""),
             "architectures": ["llama"],
         }
-        if self._settings.device_kind == "CPU":
-            facts["threads"] = self._settings.threads
+        if self.settings.device_kind == "CPU":
+            facts["threads"] = self.settings.threads
             with contextlib.suppress(OSError, ValueError):
                 facts["free_bytes"] = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return facts
@@ -117,7 +117,7 @@ class TinygradBackend:
         kinds = {ref.ggml_type for ref in wanted if len(ref.dims) > 1}
         if tensors.embedding is not None:
             kinds.add(tensors.embedding.ggml_type)
-        native = self._settings.kernels == "native" and internals.builds_native(self.device)
+        native = self.settings.kernels == "native" and internals.builds_native(self.device)
         native = native and can_compute(kinds)
         if native and tensors.embedding is not None and tensors.embedding not in wanted:
             wanted.append(tensors.embedding)
@@ -144,7 +144,7 @@ class TinygradBackend:
                 device=self.device,
                 context=context,
                 chunk=chunk,
-                threads=self._settings.threads,
+                threads=self.settings.threads,
                 blocks=blocks,
                 norm_and_head=ends,
                 embedding=None if tensors.embedding is None else bound[tensors.embedding.name],
@@ -169,7 +169,7 @@ class TinygradBackend:
         progress: Callable[[LoadProgress], None],
         should_abort: Callable[[], bool],
     ) -> Any:
-        """Compiles every kernel and runs a row and a chunk twice, so that the first token finds all warm."""
+        """Compiles every kernel and runs the stage once, so that the first token finds all of it warm."""
         from swactor_worker_tinygrad.role import LlamaStage
 
         def check() -> None:
@@ -177,18 +177,16 @@ class TinygradBackend:
                 raise RoleError(RoleFailure.BACKEND_ERROR, "stopped while compiling kernels")
 
         steps = engine.compile_steps()
-        counts = {1, engine.count(config.max_context)}
-        total = len(steps) + len(counts)
+        total = len(steps) + len(engine.warm_counts)
         for done, step in enumerate(steps):
             check()
             step()
             progress(LoadProgress("compile", done + 1, total))
-        for done, count in enumerate(sorted(counts)):
+        for done, count in enumerate(engine.warm_counts):
             check()
-            for _ in range(2):
-                engine.step(count, 0)
-                if config.manifest.last:
-                    engine.project(count)
+            engine.step(count, 0)
+            if config.manifest.last:
+                engine.project(count)
             progress(LoadProgress("compile", len(steps) + done + 1, total))
         role = LlamaStage(config, engine=engine, bridge=self._bridge, files=files)
         self._roles.append(role)

@@ -207,6 +207,11 @@ class GraphEngine:
     def _width(self, count: int) -> int:
         return 1 if count == 1 else self.chunk
 
+    @property
+    def warm_counts(self) -> tuple[int, ...]:
+        """Row counts to run once before the first real step (the capture was the run before)."""
+        return self.widths
+
     def input(self, count: int) -> internals.Buffer:
         """The (count, hidden) f32 rows that `step` reads."""
         return internals.buffer_of(self._rows[self._width(count)][0])

@@ -20,7 +20,6 @@ from swactor_worker_tinygrad.weights import Weight, unpack_on_host
 BlockWeights = dict[str, Weight]
 _MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 Entry = list[int]
-PRODUCTS_PER_PART = 1 << 15
 
 
 def can_compute(ggml_types: set[int]) -> bool:
@@ -35,6 +34,9 @@ class NativeEngine:
     h (T, hidden), q (T, heads * key_dim), k (T, kv_heads * key_dim), v (T, kv_heads * value_dim), attended
     (T, heads * value_dim), gate and up (T, feed_forward).
     """
+
+    #: multiplications below which a part costs more to hand over than it saves (about 2 microseconds)
+    products_per_part = 1 << 15
 
     def __init__(
         self,
@@ -145,7 +147,7 @@ class NativeEngine:
         """How many parts a kernel of `units` rows or heads is worth cutting into."""
         if self.threads == 1:
             return 1
-        return max(1, min(units, 4 * self.threads, products // PRODUCTS_PER_PART))
+        return max(1, min(units, 4 * self.threads, products // self.products_per_part))
 
     def _norm(self, x: int, weight: Weight, rows: int) -> Entry:
         p = self.parameters
@@ -215,6 +217,11 @@ class NativeEngine:
     def count(self, remaining: int) -> int:
         """How many of `remaining` rows the next step takes: no count costs a new kernel."""
         return min(self._chunk, remaining)
+
+    @property
+    def warm_counts(self) -> tuple[int, ...]:
+        """Row counts to run once before the first real step: one row touches all that a step needs."""
+        return (1,)
 
     def input(self, count: int) -> internals.Buffer:
         """The (count, hidden) f32 rows that `step` reads."""

@@ -49,7 +49,7 @@ class LlamaStage:
         bridge: TinygradBridge,
         files: WeightFiles,
     ) -> None:
-        self._config, self._engine, self._bridge, self._files = config, engine, bridge, files
+        self._config, self.engine, self._bridge, self._files = config, engine, bridge, files
         self._manifest = config.manifest
         self._row_bytes = config.manifest.hidden_dim * 4
         self._filled = 0
@@ -107,7 +107,7 @@ class LlamaStage:
 
     def _run(self, step: StepInput, rows: int, should_abort: Callable[[], bool]) -> tuple[Allocation, int]:
         started = time.perf_counter()
-        engine, row_bytes = self._engine, self._row_bytes
+        engine, row_bytes = self.engine, self._row_bytes
         ids = self._ids(step.allocation, rows) if self._manifest.first else None
         output = None if self._manifest.last else self._output_of(rows * row_bytes)
         done = count = 0
@@ -148,7 +148,7 @@ class LlamaStage:
 
     def _produce_token(self) -> tuple[Allocation, int]:
         raw = bytearray(self._manifest.vocab_size * 4)
-        internals.read_bytes(self._engine.logits, 0, memoryview(raw))
+        internals.read_bytes(self.engine.logits, 0, memoryview(raw))
         if self._config.token_output_policy is TokenOutputPolicy.LOGITS:
             output = self._output_of(len(raw))
             self._bridge.host_to_device(memoryview(raw), output, 0)
@@ -175,6 +175,6 @@ class LlamaStage:
         if self._output is not None:
             self._bridge.free_device(self._output)
             self._output = None
-        self._engine.close()
+        self.engine.close()
         self._files.close()
         internals.release_unused(self._bridge.device)

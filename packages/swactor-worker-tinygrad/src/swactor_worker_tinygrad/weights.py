@@ -98,6 +98,10 @@ class WeightFiles:
         for ref in refs:
             if ref.path not in self._maps:
                 self._map(ref.path)
+            # the system begins to read this range now, while others are checked and bound
+            start = ref.offset // PAGE * PAGE
+            if 0 <= start < len(self._maps[ref.path]) and ref.nbytes > 0:
+                self._maps[ref.path].madvise(mmap.MADV_WILLNEED, start, ref.offset + ref.nbytes - start)
             if ref.offset < 0 or ref.offset + ref.nbytes > len(self._views[ref.path]):
                 raise RoleError(
                     RoleFailure.WEIGHTS_UNREADABLE,
