@@ -1,0 +1,117 @@
+"""`plan`: the numbers of the small models, from their own files, in both shapes."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGUFReader
+from swactor_core.ids import node_hex, node_id_of
+
+TINY = Path(__file__).parent.parent / "data" / "tiny"
+MODELS = ["llama-tied", "llama-gqa", "llama-widehead", "llama-ropefreqs"]
+
+
+def planned(call: Any, *arguments: object) -> dict[str, Any]:
+    said = call("plan", *arguments, "--json")
+    assert said.code == 0, said.err
+    assert said.err == ""
+    lines = said.out.splitlines()
+    assert len(lines) == 1
+    record: dict[str, Any] = json.loads(lines[0])
+    assert record["type"] == "plan"
+    return record
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_stage_holds_every_tensor_of_the_file_once(call: Any, name: str) -> None:
+    path = TINY / f"{name}.gguf"
+    tensors = GGUFReader(path).tensors
+    record = planned(call, path, "--nodes", 1)
+    assert record["stages"][0]["weight_bytes"] == sum(int(tensor.n_bytes) for tensor in tensors)
+    assert sum(kind["tensors"] for kind in record["model"]["tensor_types"]) == len(tensors)
+    assert record["model"]["file_bytes"] == path.stat().st_size
+    assert record["model"]["architecture"] == "llama"
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_stages_follow_one_another_and_cover_all_layers(call: Any, name: str, nodes: int) -> None:
+    record = planned(call, TINY / f"{name}.gguf", "--nodes", nodes)
+    bounds = [(stage["layer_start"], stage["layer_end_exclusive"]) for stage in record["stages"]]
+    assert bounds[0][0] == 0
+    assert bounds[-1][1] == record["model"]["num_layers"]
+    assert all(before[1] == after[0] for before, after in pairwise(bounds))
+    assert [stage["node"] for stage in record["stages"]] == [f"node-{index}" for index in range(nodes)]
+
+
+def test_cache_and_edges_have_the_sizes_that_the_run_needs(call: Any) -> None:
+    record = planned(call, TINY / "llama-tied.gguf", "--prompt-tokens", 10, "--max-tokens", 20)
+    width, places = record["model"]["hidden_dim"], 30
+    assert (record["prompt_tokens"], record["max_tokens"], record["max_seq_len"]) == (10, 20, places)
+    # keys and values of 4 heads of 16, in f32, for 2 layers a stage
+    assert [stage["kv_bytes"] for stage in record["stages"]] == [2 * 64 * 4 * 2 * places] * 2
+    edges = record["edges"]
+    assert [edge["kind"] for edge in edges] == ["TokenIn", "Activation", "TokenOut"]
+    assert [(edge["producer"], edge["consumer"]) for edge in edges] == [
+        ("orchestrator", "stage 0"),
+        ("stage 0", "stage 1"),
+        ("stage 1", "orchestrator"),
+    ]
+    assert [edge["max_object_bytes"] for edge in edges] == [places * 4, places * width * 4, 4]
+    assert all(edge["ring_bytes"] % 64 == 0 for edge in edges)
+
+
+def test_the_context_cuts_what_can_be_generated(call: Any) -> None:
+    record = planned(call, TINY / "llama-tied.gguf", "--prompt-tokens", 500, "--max-tokens", 1000)
+    # 512 places, and the last token is never fed back
+    assert (record["max_seq_len"], record["max_tokens"]) == (512, 13)
+
+
+def test_a_prompt_longer_than_the_context_is_refused(call: Any) -> None:
+    said = call("plan", TINY / "llama-tied.gguf", "--prompt-tokens", 513)
+    assert said.code == 2
+    assert "513 tokens" in said.err
+
+
+def cluster_of(home: Path, *memories: int | None) -> Path:
+    text = f'[cluster]\nid = "c"\ngossip_key = "{"ab" * 32}"\norchestrators = []\n'
+    for index, memory in enumerate(memories):
+        text += f'[[cluster.nodes]]\nname = "m{index}"\npublic_key = "{index:064x}"\n'
+        text += "" if memory is None else f"memory_bytes = {memory}\n"
+    file = home / "c.toml"
+    file.write_text(text)
+    return file
+
+
+def test_a_cluster_s_nodes_are_used_with_their_names_and_memory(call: Any, home: Path) -> None:
+    file = cluster_of(home, 3_000_000, 1_000_000)
+    record = planned(call, TINY / "llama-tied.gguf", "--cluster", file)
+    first, second = record["stages"]
+    assert (first["node"], second["node"]) == ("m0", "m1")
+    assert first["node_id"] == node_hex(node_id_of(bytes(32)))
+    assert (first["memory_bytes"], second["memory_bytes"]) == (3_000_000, 1_000_000)
+    assert first["weight_bytes"] > second["weight_bytes"]
+
+
+def test_a_model_that_does_not_fit_is_refused_with_need_and_have(call: Any, home: Path) -> None:
+    said = call("plan", TINY / "llama-tied.gguf", "--cluster", cluster_of(home, 100_000, 100_000))
+    assert said.code == 2
+    assert "does not fit" in said.err
+    assert "100000" in said.err
+    assert "hint:" in said.err
+
+
+def test_people_get_tables_that_stay_lines_in_a_pipe(call: Any) -> None:
+    said = call("plan", TINY / "llama-tied.gguf", "--nodes", 2)
+    assert said.code == 0
+    assert said.err == ""
+    lines = [line.split() for line in said.out.splitlines()]
+    assert ["0", "node-0", "0", "to", "1", "313.0", "KiB", "160.0", "KiB", "-"] in lines
+    assert "38 F32" in said.out
+    assert ["Activation", "stage", "0", "stage", "1", "Activation", "256", "B", "40.0", "KiB"] in [
+        line[:10] for line in lines
+    ]

@@ -1,0 +1,153 @@
+"""What a person gets wrong: exit 2, one clear line that names the thing, no traceback, nothing on stdout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TINY = Path(__file__).parent.parent / "data" / "tiny"
+MODEL = TINY / "llama-tied.gguf"
+KEY = "ab" * 32
+CLUSTER = f'[cluster]\nid = "c"\ngossip_key = "{KEY}"\norchestrators = ["{KEY}"]\n'
+
+
+def refused(said: Any, *words: str) -> None:
+    assert said.code == 2, said
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    assert sum(line.lower().startswith("error:") for line in said.err.splitlines()) == 1, said.err
+    for word in words:
+        assert word in said.err, (word, said.err)
+
+
+RUN = {
+    "no prompt": ([], ["--prompt", "--prompt-ids"]),
+    "both prompts": (["--prompt", "x", "--prompt-ids", "1"], ["exactly one of --prompt and --prompt-ids"]),
+    "a word as id": (["--prompt-ids", "1,two"], ["'two' is not a token id", "1,2,3"]),
+    "a negative id": (["--prompt-ids", "1,-2"], ["'-2' is not a token id"]),
+    "an id outside": (["--prompt-ids", "1,160"], ["160 is outside the vocabulary of 160"]),
+    "no ids": (["--prompt-ids", ","], ["--prompt-ids is empty"]),
+    "text without vocabulary": (["--prompt", "hello"], ["no vocabulary", "--prompt-ids"]),
+    "a place that is none": (["--prompt-ids", "1", "--sample-on", "moon"], ["'moon'", "last-stage"]),
+    "logits stay": (["--prompt-ids", "1", "--logits", "f"], ["--logits", "--sample-on orchestrator"]),
+    "nodes and cluster": (["--prompt-ids", "1", "--nodes", "2", "--cluster", "c"], ["exclude each other"]),
+    "no node": (["--prompt-ids", "1", "--nodes", "0"], ["--nodes"]),
+    "no token": (["--prompt-ids", "1", "--max-tokens", "0"], ["--max-tokens"]),
+    "cold": (["--prompt-ids", "1", "--temperature", "-1"], ["--temperature"]),
+    "more than all": (["--prompt-ids", "1", "--top-p", "1.5"], ["--top-p"]),
+    "unknown option": (["--prompt-ids", "1", "--promt", "x"], ["--promt"]),
+    "no such cluster": (["--prompt-ids", "1", "--cluster", "/nowhere/c.toml"], ["/nowhere/c.toml"]),
+    "events nowhere": (["--prompt-ids", "1", "--events", "/nowhere/e"], ["/nowhere/e"]),
+}
+
+
+@pytest.mark.parametrize("case", RUN)
+def test_run_refuses(call: Any, case: str) -> None:
+    options, words = RUN[case]
+    refused(call("run", MODEL, *options), *words)
+
+
+def test_a_missing_model_is_told_with_the_nearest_name(call: Any) -> None:
+    refused(call("run", TINY / "llama-tyed.gguf", "--prompt-ids", "1"), "llama-tyed", "llama-tied.gguf")
+    refused(call("plan", TINY / "llama-gaq.gguf"), "llama-gaq", "llama-gqa.gguf")
+
+
+def test_a_file_that_is_no_model_is_told(call: Any, home: Path) -> None:
+    (home / "x.gguf").write_bytes(b"not a model at all" * 10)
+    refused(call("plan", home / "x.gguf"), "x.gguf")
+
+
+def test_an_unknown_command_is_told_with_the_nearest_name(call: Any) -> None:
+    refused(call("pln"), "'pln'", "'plan'")
+
+
+CLUSTERS = {
+    "not TOML": ("cluster = [", ["is not TOML"]),
+    "no cluster table": ("[node]\nbind_port = 1\n", ["cluster: Field required"]),
+    "a misspelt field": (CLUSTER.replace("gossip_key", "gossip_kee"), ["cluster."]),
+    "an unknown table": (CLUSTER + "[nodes]\n", ["nodes: is not a field", "did you mean 'node'?"]),
+    "a bad key": (CLUSTER.replace(KEY, "xyz", 1), ["cluster.gossip_key"]),
+    "a bad seed": (CLUSTER + 'seeds = ["nohost"]\n', ["cluster.seeds.0"]),
+    "a bad port": (CLUSTER + "[node]\nbind_port = 70000\n", ["node.bind_port", "65535"]),
+    "a bad memory": (
+        CLUSTER + f'[[cluster.nodes]]\nname = "a"\npublic_key = "{KEY}"\nmemory_bytes = 0\n',
+        ["cluster.nodes.0.memory_bytes"],
+    ),
+    "a name twice": (
+        CLUSTER + f'[[cluster.nodes]]\nname = "a"\npublic_key = "{KEY}"\n' * 2,
+        ["two nodes have the name 'a'"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CLUSTERS)
+@pytest.mark.parametrize("command", ["plan", "node", "run", "plugins", "doctor"])
+def test_every_command_names_field_and_file_of_a_bad_cluster_file(
+    call: Any, home: Path, case: str, command: str
+) -> None:
+    text, words = CLUSTERS[case]
+    file = home / "c.toml"
+    file.write_text(text)
+    arguments = {
+        "plan": [MODEL],
+        "run": [MODEL, "--prompt-ids", "1"],
+        "node": ["--name", "a"],
+        "plugins": [],
+        "doctor": [],
+    }[command]
+    said = call(command, *arguments, "--cluster", file)
+    refused(said, "c.toml", *words)
+    assert KEY not in said.err  # a gossip key is a secret: no error quotes it
+
+
+def test_a_cluster_without_nodes_cannot_be_planned(call: Any, home: Path) -> None:
+    (home / "c.toml").write_text(CLUSTER)
+    refused(call("plan", MODEL, "--cluster", home / "c.toml"), "no node")
+
+
+def test_more_nodes_than_layers_are_refused_before_anything_starts(call: Any) -> None:
+    refused(call("plan", MODEL, "--nodes", "5"), "5 nodes", "4 layers")
+
+
+@pytest.mark.parametrize("size", ["", "many", "8 apples", "-1GiB", "0", "0.1B"])
+def test_a_size_that_is_none_is_refused(size: str) -> None:
+    from swactor_cli.sizes import parse_bytes
+    from swactor_core.errors import UsageError
+
+    with pytest.raises(UsageError, match="--memory"):
+        parse_bytes(size, option="--memory")
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("1", 1),
+        ("8GiB", 8 << 30),
+        ("8G", 8 << 30),
+        ("8gb", 8 * 10**9),
+        ("1.5 KiB", 1536),
+        ("512MiB", 512 << 20),
+    ],
+)
+def test_sizes_are_read(text: str, count: int) -> None:
+    from swactor_cli.sizes import parse_bytes
+
+    assert parse_bytes(text, option="--memory") == count
+
+
+def test_an_unexpected_error_is_one_line_that_says_how_to_see_more(call: Any, monkeypatch: Any) -> None:
+    import swactor_cli.commands.plugins as command
+
+    def broken(*_: object) -> None:
+        raise KeyError("lost")
+
+    monkeypatch.setattr(command, "list_plugins", broken)
+    said = call("plugins")
+    assert said.code == 1
+    assert "KeyError" in said.err
+    assert "SWACTOR_DEBUG=1" in said.err
+    assert "Traceback" not in said.err
+    monkeypatch.setenv("SWACTOR_DEBUG", "1")
+    assert "Traceback" in call("plugins").err
