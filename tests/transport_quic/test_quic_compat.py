@@ -274,3 +274,17 @@ def test_datagrams_of_every_size_carry_bytes_whole(size, pattern):
     wire.run(100)
     assert wire.data(wire.right, half.stream_id)[8:] == data
     assert size - 30 <= max(map(len, wire.datagrams)) <= size
+
+
+def test_an_acknowledgement_can_leave_before_its_timer():
+    wire = ready()
+    half = wire.left.open_stream(b"preamble", is_unidirectional=True)
+    (datagram,) = [data for data, _ in wire.left.datagrams_to_send(wire.now)]
+    wire.right.acknowledge_now(wire.now)  # nothing to acknowledge: nothing happens
+    assert wire.right.datagrams_to_send(wire.now) == []
+    wire.right.receive_datagram(datagram, CLIENT, wire.now)
+    assert wire.right.datagrams_to_send(wire.now) == []
+    wire.right.acknowledge_now(wire.now)
+    ((answer, _),) = wire.right.datagrams_to_send(wire.now)
+    wire.left.receive_datagram(answer, SERVER, wire.now)
+    assert half.unacknowledged == 0

@@ -324,3 +324,62 @@ async def test_dialling_waits_for_a_peer_that_starts_later(make_node):
     assert not connecting.done()
     await make_node("late", epoch=2, port=peer.port)
     await connecting
+
+
+async def test_an_internal_error_ends_its_own_connection_only(make_node, flow, caplog):
+    left, other, right = [await make_node(name) for name in ("left", "other", "right")]
+    for node in (left, other):
+        node.transport.set_peer(right.peer())
+    _, reader = await left.edge_to(right)
+    neighbour, neighbour_reader = await other.edge_to(right)
+    reading = asyncio.ensure_future(reader.read_into(memoryview(bytearray(1))))
+
+    def fail(data: bytes, end: bool) -> None:
+        raise RuntimeError("planted")
+
+    (link,) = [link for link in right.transport._endpoint.links if link.peer == left.node_id]
+    link.handlers[next(iter(link.handlers))].received = fail
+    reader.grant(1)
+    sender = left.transport._endpoint.links[0].handlers
+    await next(iter(sender.values())).write(memoryview(b"x"))
+    assert await asyncio.wait_for(right.lost.get(), 5) == (
+        left.node_id,
+        "internal error: RuntimeError: planted",
+    )
+    with pytest.raises(EdgeBroken, match="planted"):
+        await asyncio.wait_for(reading, 5)
+    assert "planted" in caplog.text
+    neighbour_reader.grant(2)
+    await flow.send_all(neighbour, b"ok")
+    assert await flow.read_exactly(neighbour_reader, 2) == b"ok"
+
+
+async def test_after_an_own_pause_the_socket_is_read_before_any_timeout(pair, monkeypatch):
+    left, right = pair
+    await left.transport.connect(right.node_id, deadline=5)
+    (link,) = left.transport._endpoint.links
+    order: list[str] = []
+    drain, handle = left.transport._endpoint.drain, link.quic.handle_timer
+    monkeypatch.setattr(left.transport._endpoint, "drain", lambda: (order.append("drain"), drain()))
+    monkeypatch.setattr(link.quic, "handle_timer", lambda now: (order.append("timer"), handle(now)))
+    monkeypatch.setattr(link.quic, "get_timer", lambda: link._loop.time() - 1)
+    link._timer.cancel()
+    link._timer = link._loop.call_at(link._loop.time() - 1, link._on_timer)
+    async with asyncio.timeout(5):
+        while "timer" not in order:
+            await asyncio.sleep(0)
+    assert order[0] == "drain"
+    monkeypatch.undo()
+
+
+async def test_a_host_callback_that_fails_is_logged(make_node, make_relay, caplog):
+    quick = {"probe_interval": 0.05, "loss_after": 0.2}
+    left, right = await make_node("left", **quick), await make_node("right")
+    relay = make_relay(right)
+    left.transport.set_peer(right.peer(port=relay.port))
+    sender, _ = await left.edge_to(right)
+    object.__setattr__(left.transport._context, "on_peer_lost", lambda node_id, why: 1 / 0)
+    relay.holding = True
+    with pytest.raises(EdgeBroken):
+        await asyncio.wait_for(sender.write(memoryview(b"x")), 5)
+    assert "ZeroDivisionError" in caplog.text

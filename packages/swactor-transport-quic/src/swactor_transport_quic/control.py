@@ -100,9 +100,8 @@ class QuicControlChannel:
             return
         room = min(self._send.credit, self._bound - self._send.unacknowledged, len(self._tail))
         if room > 0:
-            self._link.quic.send_stream_data(self._stream_id, self._tail[:room])  # type: ignore[arg-type]  # copied
+            self._link.send(self._stream_id, self._tail[:room])
             self._tail = self._tail[room:]
-            self._link.flush()
         if self._tail:
             self._link.blocked.add(self)
         elif not self._finished:

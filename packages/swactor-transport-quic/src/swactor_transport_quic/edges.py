@@ -73,9 +73,8 @@ class QuicSendEdge:
             self._check()
         data = view if view.format == "B" and view.ndim == 1 else view.cast("B")
         count = min(room, len(data))
-        self._link.quic.send_stream_data(self._half.stream_id, data[:count])  # type: ignore[arg-type]  # copied
+        self._link.send(self._half.stream_id, data[:count])
         self._turn += count
-        self._link.flush()
         return count
 
     async def finish(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from enum import Enum, IntEnum, auto
 from typing import Protocol
 
@@ -167,11 +168,19 @@ class Link:
             self.quic.close(error_code=CloseCode.VIOLATION, reason_phrase="malformed")
 
     def pump(self, now: float) -> None:
-        """After a batch of datagrams or a timer: events, state, blocked senders, one flush."""
+        """After a batch of datagrams: events, state, blocked senders, and a flush in the next turn.
+
+        Not at once: whoever wakes by these events may write in that turn, and its datagram then carries the
+        acknowledgements and credit too.
+        """
+        self._guarded(self._pump, now)
+        self.flush_soon()
+
+    def _guarded(self, step: Callable[[float], None], now: float) -> None:
         if self.state is LinkState.CLOSED:
             return
         try:
-            self._pump(now)
+            step(now)
         except Exception as error:
             # One connection's fault ends that connection, not the loop and not its neighbours.
             logger.exception("%r: internal error", self)
@@ -191,7 +200,6 @@ class Link:
         if self._unpumped >= PROMPT_ACK_FROM:
             self.quic.acknowledge_now(now)
         self._unpumped = 0
-        self.flush(now)
         self.activity.fire()
 
     def _handle(self, event: events.QuicEvent, now: float) -> None:
@@ -266,6 +274,13 @@ class Link:
 
     # What leaves
 
+    def send(self, stream_id: int, data: memoryview) -> None:
+        """Hands bytes to a stream and sends at once. They are copied before return."""
+        now = self._loop.time()
+        self.quic.send_stream_data(stream_id, data)  # type: ignore[arg-type]  # appended to a bytearray
+        self.quic.acknowledge_now(now)  # rides along, instead of a datagram of its own
+        self.flush(now)
+
     def flush(self, now: float | None = None) -> None:
         """Sends what the connection has to send, now; nothing while the socket is full."""
         if self.state is LinkState.CLOSED:
@@ -281,6 +296,9 @@ class Link:
             self._key_from = max(self._sent, self._received)
             self.quic.request_key_update()
             self.key_updates += 1
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
+            self._flush_handle = None
         self.quic.renew_burst()
         for data, address in self._outgoing(now):
             self._sent += 1
@@ -300,7 +318,12 @@ class Link:
 
     def _flush_now(self) -> None:
         self._flush_handle = None
-        self.pump(self._loop.time())
+        self._guarded(self._pump_and_flush, self._loop.time())
+
+    def _pump_and_flush(self, now: float) -> None:
+        if self.quic.ending is not None:
+            self._pump(now)
+        self.flush(now)
 
     # Time
 
@@ -342,7 +365,8 @@ class Link:
             self.quic.handle_timer(now)
         if self.quic.ending is None and self._next_deadline() <= now:
             self._meet_deadlines()
-        self.pump(self._loop.time())
+        self._guarded(self._pump, self._loop.time())
+        self._guarded(self.flush, self._loop.time())
 
     def _meet_deadlines(self) -> None:
         # What has arrived is read before anyone is accused.
