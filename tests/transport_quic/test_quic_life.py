@@ -359,15 +359,17 @@ async def test_after_an_own_pause_the_socket_is_read_before_any_timeout(pair, mo
     await left.transport.connect(right.node_id, deadline=5)
     (link,) = left.transport._endpoint.links
     order: list[str] = []
+    timed = asyncio.Event()
     drain, handle = left.transport._endpoint.drain, link.quic.handle_timer
     monkeypatch.setattr(left.transport._endpoint, "drain", lambda: (order.append("drain"), drain()))
-    monkeypatch.setattr(link.quic, "handle_timer", lambda now: (order.append("timer"), handle(now)))
+    monkeypatch.setattr(
+        link.quic, "handle_timer", lambda now: (order.append("timer"), timed.set(), handle(now))
+    )
     monkeypatch.setattr(link.quic, "get_timer", lambda: link._loop.time() - 1)
     link._timer.cancel()
     link._timer = link._loop.call_at(link._loop.time() - 1, link._on_timer)
     async with asyncio.timeout(5):
-        while "timer" not in order:
-            await asyncio.sleep(0)
+        await timed.wait()
     assert order[0] == "drain"
     monkeypatch.undo()
 
