@@ -29,7 +29,7 @@ from swactor_core.spi.provider import Kind
 
 # A local node's death is known from its process at once; membership need not be quick to accuse a process that
 # kernel compilers on the same cores keep from running.
-LOCAL_MEMBERSHIP = {"profile": "local", "suspicion_min": 2.0, "suspicion_max": 3.0}
+LOCAL_SWIM = {"profile": "local", "suspicion_min": 2.0, "suspicion_max": 3.0}
 
 
 class _Session:
@@ -104,7 +104,7 @@ class LocalSession(_Session):
             cluster=cluster,
             seed=seed,
             name="orchestrator",
-            membership_settings=LOCAL_MEMBERSHIP,
+            membership_settings=self._membership_settings(),
             objects=self._objects,
         )
         self._connect_sinks()
@@ -123,6 +123,9 @@ class LocalSession(_Session):
             raise
         return self
 
+    def _membership_settings(self) -> dict[str, Any]:
+        return dict(LOCAL_SWIM) if self._choice.membership == "swim" else {}
+
     def _settings(self, name: str, key: bytes, cluster: ClusterConfig) -> NodeSettings:
         return NodeSettings(
             name=name,
@@ -132,7 +135,7 @@ class LocalSession(_Session):
             arena_ceiling=self._arena_ceiling,
             memory_bytes=self._memory_bytes,
             worker=self._worker,
-            membership=LOCAL_MEMBERSHIP,
+            membership=self._membership_settings(),
             managed=True,
         )
 
