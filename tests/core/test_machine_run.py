@@ -659,7 +659,7 @@ EVENTS = event_strategies(
 
 
 class Judge:
-    """What a run may do, whatever happens: one outcome, no work after it, one FinishRun that says the same."""
+    """What a run may do, whatever happens: one outcome, no work after it, one FinishRun that agrees."""
 
     def __init__(self) -> None:
         self.outcome: RunOutcome | None = None
