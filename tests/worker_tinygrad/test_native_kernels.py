@@ -176,14 +176,29 @@ def test_gate_at_the_ends_of_the_range(kernels: Any, team: Any) -> None:
     assert np.isnan(gate[7])
 
 
-@pytest.mark.parametrize(("key_dim", "value_dim", "rope_dims"), [(8, 8, 8), (24, 16, 20), (64, 128, 64)])
-@pytest.mark.parametrize("tokens", [1, 3])
-def test_rope_and_attention(
-    kernels: Any, team: Any, key_dim: int, value_dim: int, rope_dims: int, tokens: int
-) -> None:
-    from swactor_worker_tinygrad.native import float_bits
+def tiled(keys: np.ndarray) -> np.ndarray:
+    """(context, kv_heads, key_dim) to the cache's (kv_heads, context / 16, key_dim, 16)."""
+    context, kv_heads, key_dim = keys.shape
+    return np.ascontiguousarray(keys.reshape(context // 16, 16, kv_heads, key_dim).transpose(2, 0, 3, 1))
 
-    heads, kv_heads, context, position = 4, 2, 40, 21
+
+@pytest.mark.parametrize(("key_dim", "value_dim", "rope_dims"), [(8, 8, 8), (24, 20, 20), (64, 128, 64)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 3), (5, 1), (9, 3)])
+@pytest.mark.parametrize(("tokens", "position"), [(1, 0), (1, 111), (3, 15), (7, 80)])
+def test_rope_and_attention(
+    kernels: Any,
+    team: Any,
+    key_dim: int,
+    value_dim: int,
+    rope_dims: int,
+    heads: int,
+    kv_heads: int,
+    tokens: int,
+    position: int,
+) -> None:
+    from swactor_worker_tinygrad.native import float_bits, shares_words
+
+    context, group = 112, heads // kv_heads
     generator = np.random.default_rng(8)
 
     def random(*shape: int) -> np.ndarray:
@@ -195,6 +210,7 @@ def test_rope_and_attention(
         random(tokens, kv_heads, value_dim),
     )
     keys, values = random(context, kv_heads, key_dim), random(context, kv_heads, value_dim)
+    keys[position:], values[position + tokens :] = np.nan, np.nan  # what must never count
     angle = random(context, rope_dims // 2)
     cosines, sines = np.cos(angle), np.sin(angle)
     rows = slice(position, position + tokens)
@@ -215,23 +231,24 @@ def test_rope_and_attention(
     for t in range(tokens):
         for h in range(heads):
             seen = slice(0, position + t + 1)
-            scores = expected_keys[seen, h // 2].astype(np.float64) @ turned(q)[t, h] * 0.25
+            scores = expected_keys[seen, h // group].astype(np.float64) @ turned(q)[t, h] * 0.25
             shares = np.exp(scores - scores.max())
-            expected[t, h] = shares @ expected_values[seen, h // 2] / shares.sum()
+            expected[t, h] = shares @ expected_values[seen, h // group] / shares.sum()
 
+    key_cache, value_cache = tiled(keys), np.ascontiguousarray(values.transpose(1, 0, 2))
     out, place = np.zeros((tokens, heads, value_dim), np.float32), np.array([position], np.uint64)
-    scratch = np.zeros(48 * team.threads, np.float32)
-    cache = [address(keys), address(values)]
-    shape = [address(place), tokens, heads, kv_heads, key_dim, value_dim]
+    scratch = np.zeros(shares_words(context, team.threads), np.float32)
+    cache = [address(key_cache), address(value_cache)]
+    shape = [address(place), tokens, heads, kv_heads, key_dim, value_dim, context]
     tables = [address(cosines), address(sines)]
-    softmax = [float_bits(0.25), address(scratch), 48]
+    softmax = [float_bits(0.25), address(scratch)]
     run(
         team,
         [kernels.address("rope"), 2, address(q), address(k), address(v), *tables, *cache, *shape, rope_dims],
         [kernels.address("attention"), 4, address(out), address(q), *cache, *shape, *softmax],
     )
-    np.testing.assert_allclose(keys, expected_keys, rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(values, expected_values)
+    np.testing.assert_allclose(key_cache, tiled(expected_keys), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(value_cache, expected_values.transpose(1, 0, 2))
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
 
 

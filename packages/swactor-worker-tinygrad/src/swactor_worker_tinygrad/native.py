@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from swactor_worker_tinygrad import internals
 
-ENTRY_WORDS = 16
+ENTRY_WORDS = 20
 # ggml type -> the macro of its block in `native/types.h`
 TYPES = {
     0: "TYPE_F32",
@@ -37,12 +37,19 @@ TYPES = {
     23: "TYPE_IQ4_XS",
     30: "TYPE_BF16",
 }
+LANES = 16
 _PANEL_ROWS = 4
+_QUERIES = 4
 
 
 def panel_words(columns: int, threads: int) -> int:
     """f32 words of scratch that `matmul.c` needs for rows of `columns` values."""
     return _PANEL_ROWS * columns * threads
+
+
+def shares_words(context: int, threads: int) -> int:
+    """f32 words of scratch that `attention.c` needs for a cache of `context` rows."""
+    return _QUERIES * context * threads
 
 
 def float_bits(value: float) -> int:

@@ -11,9 +11,19 @@ from collections.abc import Callable
 import numpy as np
 from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
+from swactor_core.specs import align_up
 
 from swactor_worker_tinygrad import internals
-from swactor_worker_tinygrad.native import TYPES, KernelList, Kernels, Team, float_bits, panel_words
+from swactor_worker_tinygrad.native import (
+    LANES,
+    TYPES,
+    KernelList,
+    Kernels,
+    Team,
+    float_bits,
+    panel_words,
+    shares_words,
+)
 from swactor_worker_tinygrad.parameters import LlamaParameters
 from swactor_worker_tinygrad.weights import Weight, unpack_on_host
 
@@ -52,7 +62,8 @@ class NativeEngine:
         rope: tuple[NDArray[np.float32], NDArray[np.float32]],
     ) -> None:
         """Allocates cache and working memory. Raises MemoryError. `context` is the cache's rows."""
-        self.parameters, self.context, self.threads = parameters, context, threads
+        self.parameters, self.threads = parameters, threads
+        self._context = align_up(context, LANES)
         self._device = device
         self._blocks, self._norm_and_head, self._embedding = blocks, norm_and_head, embedding
         self._buffers: list[internals.Buffer] = []
@@ -63,8 +74,8 @@ class NativeEngine:
         self._tables = [self._constant(table) for table in rope]
         self._caches = [
             (
-                self._room(context * p.kv_heads * p.key_dim),
-                self._room(context * p.kv_heads * p.value_dim),
+                self._room(self._context * p.kv_heads * p.key_dim),
+                self._room(self._context * p.kv_heads * p.value_dim),
             )
             for _ in blocks
         ]
@@ -80,8 +91,7 @@ class NativeEngine:
         self._panel = self._room(
             panel_words(max(p.hidden_dim, p.feed_forward_dim, p.attended_width), threads)
         )
-        self._shares_stride = -(-context // 16) * 16
-        self._shares = self._room(self._shares_stride * threads)
+        self._shares = self._room(shares_words(self._context, threads))
         self._position = np.zeros(1, np.uint64)
         self._lists: dict[int, KernelList] = {}
         self._heads: dict[int, KernelList] = {}
@@ -176,12 +186,12 @@ class NativeEngine:
     def _block(self, rows: int, weights: BlockWeights, cache: tuple[int, int]) -> list[Entry]:
         p, kernels = self.parameters, self._kernels
         x, place = internals.address_of(self._rows), self._position.ctypes.data
-        shape = [place, rows, p.heads, p.kv_heads, p.key_dim, p.value_dim]
+        shape = [place, rows, p.heads, p.kv_heads, p.key_dim, p.value_dim, self._context]
         # the work of attention grows with the context; half of it is taken for the usual
-        seen = self.context // 2 * rows * p.heads * (p.key_dim + p.value_dim)
+        seen = self._context // 2 * rows * p.heads * (p.key_dim + p.value_dim)
         turned, attended = self._parts(rows, rows * p.query_width), self._parts(rows * p.heads, seen)
         gated = rows * p.feed_forward_dim
-        softmax = [float_bits(p.attention_scale), self._shares, self._shares_stride]
+        softmax = [float_bits(p.attention_scale), self._shares]
 
         def linear(out: int, given: int, name: str, residual: int = 0) -> Entry:
             bias = weights.get(name + ".bias")

@@ -1,64 +1,128 @@
-/* Causal attention of `tokens` queries over the cache: query t sees the rows 0..position + t.
- * a: out (tokens, heads, value_dim), q (tokens, heads, key_dim), key cache (context, kv_heads, key_dim), value
- * cache, address of the position, tokens, heads, kv_heads, key_dim, value_dim, scale (bits of an f32), scratch
- * (context rounded up to 16 floats a thread), that count. */
+/* Causal attention of `tokens` rows over the cache: row t sees the cache's rows 0..position + t.
+ *
+ * Up to QUERIES queries that share a key head (heads of one group, neighbouring rows) go over the cache together.
+ * Keys lie in tiles of sixteen rows, (kv_heads, context / 16, key_dim, 16), so that sixteen scores come out of one
+ * vector without summing across lanes; values lie as (kv_heads, context, value_dim).
+ *
+ * a: out (tokens, heads, value_dim), q (tokens, heads, key_dim), key cache, value cache, address of the position,
+ * tokens, heads, kv_heads, key_dim, value_dim, context (a multiple of 16), scale (bits of an f32), scratch (QUERIES *
+ * context floats a thread). */
+#define QUERIES 4
 #define WIDE 4
 
-INLINE float dot(const float *x, const float *y, u64 width) {
-  const u64 whole = width / LANES * LANES;
-  floats total = {0};
-  for (u64 c = 0; c < whole; c += LANES) total += load(x + c) * load(y + c);
-  float result = sum(total);
-  for (u64 c = whole; c < width; c++) result += x[c] * y[c];
-  return result;
+/* Scores of `count` queries with every key of the first `tiles` tiles. */
+INLINE void score(float *shares, u64 stride, const float *const *q, const float *keys, u64 width, u64 tiles, int count,
+                  float scale) {
+  for (u64 tile = 0; tile < tiles; tile++) {
+    floats total[QUERIES];
+    for (int i = 0; i < count; i++) total[i] = (floats){0};
+    for (u64 d = 0; d < width; d++, keys += LANES) {
+      const floats key = load(keys);
+#pragma clang loop unroll(full)
+      for (int i = 0; i < count; i++) total[i] += key * q[i][d];
+    }
+    for (int i = 0; i < count; i++) store(shares + i * stride + tile * LANES, total[i] * scale);
+  }
 }
 
-/* Adds up count vectors of the values, weighted by their shares. */
-INLINE void mix(float *out, const float *shares, const float *values, u64 stride, u64 seen, int count, float scale) {
-  floats total[WIDE];
-  for (int i = 0; i < count; i++) total[i] = (floats){0};
-  for (u64 j = 0; j < seen; j++, values += stride)
+/* As `score` for one query, four tiles at a time: the same sums, without waiting for each. */
+INLINE void score_one(float *shares, const float *q, const float *keys, u64 width, u64 tiles, float scale) {
+  const u64 size = width * LANES;
+  u64 tile = 0;
+  for (; tile + WIDE <= tiles; tile += WIDE, keys += WIDE * size) {
+    floats total[WIDE];
+    for (int i = 0; i < WIDE; i++) total[i] = (floats){0};
+    for (u64 d = 0; d < width; d++)
 #pragma clang loop unroll(full)
-    for (int i = 0; i < count; i++) total[i] += load(values + i * LANES) * shares[j];
-  for (int i = 0; i < count; i++) store(out + i * LANES, total[i] * scale);
+      for (int i = 0; i < WIDE; i++) total[i] += load(keys + i * size + d * LANES) * q[d];
+    for (int i = 0; i < WIDE; i++) store(shares + (tile + i) * LANES, total[i] * scale);
+  }
+  score(shares + tile * LANES, 0, &q, keys, width, tiles - tile, 1, scale);
+}
+
+/* Turns the first `seen` scores into exponentials and gives one over their sum; those after count as nothing. */
+INLINE float weigh(float *shares, u64 seen, u64 tiles) {
+  for (u64 j = seen; j < tiles * LANES; j++) shares[j] = -__builtin_inff();
+  floats most = load(shares), totals = {0};
+  for (u64 j = LANES; j < tiles * LANES; j += LANES) {
+    const floats x = load(shares + j);
+    const ints more = x > most;
+    most = (floats)(((ints)x & more) | ((ints)most & ~more));
+  }
+  float top = most[0];
+  for (int i = 1; i < LANES; i++) top = most[i] > top ? most[i] : top;
+  for (u64 j = 0; j < tiles * LANES; j += LANES) {
+    const floats e = exponential(load(shares + j) - top); /* a NaN among the scores stays one */
+    store(shares + j, e);
+    totals += e;
+  }
+  return 1.0f / sum(totals);
+}
+
+/* Adds up `wide` vectors of the values for `count` queries, weighted by their shares. */
+INLINE void mix(float *const *out, const float *shares, u64 stride, const float *values, u64 width, u64 seen, int count,
+                int wide, const float *scale) {
+  floats total[QUERIES][WIDE];
+  for (int i = 0; i < count; i++)
+    for (int c = 0; c < wide; c++) total[i][c] = (floats){0};
+  for (u64 j = 0; j < seen; j++, values += width) {
+#pragma clang loop unroll(full)
+    for (int c = 0; c < wide; c++) {
+      const floats value = load(values + c * LANES);
+#pragma clang loop unroll(full)
+      for (int i = 0; i < count; i++) total[i][c] += value * shares[i * stride + j];
+    }
+  }
+  for (int i = 0; i < count; i++)
+    for (int c = 0; c < wide; c++) store(out[i] + c * LANES, total[i][c] * scale[i]);
+}
+
+INLINE void attend(const u64 *a, u64 head, u64 query, int count, float *shares) {
+  const u64 position = *(const u64 *)a[4], heads = a[6], group = heads / a[7];
+  const u64 key_dim = a[8], value_dim = a[9], context = a[10];
+  union { uint32_t u; float f; } scale = {(uint32_t)a[11]};
+  const float *keys = (const float *)a[2] + head * context * key_dim;
+  const float *values = (const float *)a[3] + head * context * value_dim;
+  const float *q[QUERIES];
+  float *out[QUERIES], whole[QUERIES];
+  for (int i = 0; i < count; i++) {
+    const u64 row = (query + i) / group * heads + head * group + (query + i) % group;
+    q[i] = (const float *)a[1] + row * key_dim;
+    out[i] = (float *)a[0] + row * value_dim;
+  }
+  const u64 most = position + (query + count - 1) / group + 1, tiles = (most + LANES - 1) / LANES;
+  if (count == 1) score_one(shares, q[0], keys, key_dim, tiles, scale.f);
+  else score(shares, context, q, keys, key_dim, tiles, count, scale.f);
+  for (int i = 0; i < count; i++) whole[i] = weigh(shares + i * context, position + (query + i) / group + 1, tiles);
+  u64 c = 0;
+  for (; c + WIDE * LANES <= value_dim; c += WIDE * LANES) {
+    mix(out, shares, context, values + c, value_dim, most, count, WIDE, whole);
+    for (int i = 0; i < count; i++) out[i] += WIDE * LANES;
+  }
+  for (; c + LANES <= value_dim; c += LANES) {
+    mix(out, shares, context, values + c, value_dim, most, count, 1, whole);
+    for (int i = 0; i < count; i++) out[i] += LANES;
+  }
+  for (; c < value_dim; c++)
+    for (int i = 0; i < count; i++) {
+      float total = 0;
+      for (u64 j = 0; j < most; j++) total += values[j * value_dim + c] * shares[i * context + j];
+      *out[i]++ = total * whole[i];
+    }
 }
 
 void kernel(const u64 *a, u64 thread, u64 part, u64 parts) {
-  const u64 position = *(const u64 *)a[4], tokens = a[5], heads = a[6], kv_heads = a[7];
-  const u64 key_dim = a[8], value_dim = a[9], group = heads / kv_heads;
-  union { uint32_t u; float f; } scale = {(uint32_t)a[10]};
-  float *shares = (float *)a[11] + thread * a[12];
+  const u64 kv_heads = a[7], queries = a[5] * (a[6] / kv_heads), units = (queries + QUERIES - 1) / QUERIES;
+  float *shares = (float *)a[12] + thread * QUERIES * a[10];
   u64 first, last;
-  share(tokens * heads, part, parts, &first, &last);
+  share(kv_heads * units, part, parts, &first, &last);
   for (u64 unit = first; unit < last; unit++) {
-    const u64 t = unit / heads, h = unit % heads, seen = position + t + 1;
-    const u64 key_stride = kv_heads * key_dim, value_stride = kv_heads * value_dim;
-    const float *q = (const float *)a[1] + unit * key_dim;
-    const float *keys = (const float *)a[2] + h / group * key_dim;
-    const float *values = (const float *)a[3] + h / group * value_dim;
-    float *out = (float *)a[0] + unit * value_dim;
-    float most = -__builtin_inff();
-    for (u64 j = 0; j < seen; j++) {
-      shares[j] = dot(q, keys + j * key_stride, key_dim) * scale.f;
-      /* written so that a NaN score is kept and reaches the output */
-      if (!(shares[j] <= most)) most = shares[j];
-    }
-    for (u64 j = seen; j % LANES; j++) shares[j] = -__builtin_inff();
-    floats totals = {0};
-    for (u64 j = 0; j < seen; j += LANES) {
-      floats e = exponential(load(shares + j) - most);
-      store(shares + j, e);
-      totals += e;
-    }
-    const float whole = 1.0f / sum(totals);
-    u64 c = 0;
-    for (; c + WIDE * LANES <= value_dim; c += WIDE * LANES)
-      mix(out + c, shares, values + c, value_stride, seen, WIDE, whole);
-    for (; c + LANES <= value_dim; c += LANES) mix(out + c, shares, values + c, value_stride, seen, 1, whole);
-    for (; c < value_dim; c++) {
-      float total = 0;
-      for (u64 j = 0; j < seen; j++) total += values[j * value_stride + c] * shares[j];
-      out[c] = total * whole;
+    const u64 head = unit / units, query = unit % units * QUERIES;
+    switch (queries - query) {
+      case 1: attend(a, head, query, 1, shares); break;
+      case 2: attend(a, head, query, 2, shares); break;
+      case 3: attend(a, head, query, 3, shares); break;
+      default: attend(a, head, query, QUERIES, shares);
     }
   }
 }

@@ -43,11 +43,11 @@ INLINE float half(const uint8_t *p) {
 
 /* Sums the lanes in a fixed order, so that every caller gets the same bits. */
 INLINE float sum(floats v) {
-  float part[8], total = 0;
-  for (int i = 0; i < 8; i++) part[i] = v[i] + v[i + 8];
-  for (int i = 0; i < 4; i++) part[i] += part[i + 4];
-  total = (part[0] + part[2]) + (part[1] + part[3]);
-  return total;
+  typedef float eight __attribute__((vector_size(32)));
+  typedef float four __attribute__((vector_size(16)));
+  eight a = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+  four b = __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
+  return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
 /* exp to about 1 ulp, 0 below -87.3 and 2e38 above 88.3: range reduction by multiples of ln 2, then the polynomial of Cephes' expf. */

@@ -7,8 +7,8 @@
  * changes `parts` and `entry`; a helper that has seen the new `parts` therefore cannot take from the old ticket,
  * and one that has taken a part knows that `entry` is the one it saw, and that its list lives until it is done.
  *
- * a: entries (address of the kernel, parts, then 14 arguments each), how many, address of the team. */
-#define ENTRY_WORDS 16
+ * a: entries (address of the kernel, parts, then 18 arguments each), how many, address of the team. */
+#define ENTRY_WORDS 20
 #define CLOSED 0xffff
 #define SPINS 2000
 
