@@ -1,0 +1,69 @@
+"""The gate over all machines: every row of every table, to every target it names, is taken by a scenario.
+
+Plays the scenarios of this folder's test modules itself, so that it holds alone and in any order. A row that
+no scenario can take is wrong: mend the table or write the scenario.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from swactor_core.diagram import all_machines
+from swactor_core.fsm import Machine
+from swactor_testing.scripts import Script
+from swactor_testing.transitions import Transition, declared, recorded
+
+
+@cache
+def scenario_modules() -> list[ModuleType]:
+    modules = []
+    for path in sorted(Path(__file__).parent.glob("test_*machine*.py")):
+        spec = importlib.util.spec_from_file_location(f"coverage_{path.stem}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        modules.append(module)
+    return modules
+
+
+def taken_by(module: ModuleType, machine: type[Machine[Any]]) -> set[Transition]:
+    """By the module's `Script`s of this machine, or by its `play` of each of its `SCENARIOS`."""
+    scripts = [value for value in vars(module).values() if isinstance(value, Script)]
+    if scripts:
+        return {t for script in scripts if script.machine is machine for t in script.taken()}
+    with recorded(machine) as taken:
+        for name in getattr(module, "SCENARIOS", ()):
+            module.play(name)
+    return taken
+
+
+@pytest.mark.parametrize("machine", all_machines(), ids=lambda machine: machine.NAME)
+def test_every_row_is_taken_to_every_target(machine: type[Machine[Any]]) -> None:
+    taken = {t for module in scenario_modules() for t in taken_by(module, machine)}
+    missing = sorted(" -- ".join(map(str, transition)) for transition in declared(machine) - taken)
+    assert not missing, f"{machine.NAME}: no scenario takes\n" + "\n".join(missing)
+
+
+def test_the_gate_sees_the_machines_of_the_specification() -> None:
+    names = {machine.NAME for machine in all_machines()}
+    assert names >= {
+        "ArenaManager",
+        "EdgeRecord",
+        "GpuWorkerCtl",
+        "Node",
+        "Pool",
+        "RecvPump",
+        "Rendezvous",
+        "Run",
+        "RxEdge",
+        "SendPump",
+        "StageController",
+        "TokenEndpoint",
+        "TxEdge",
+    }
