@@ -135,14 +135,12 @@ class Plugins:
     def call_lifecycle(self, hook: str, **arguments: Any) -> list[str]:
         """Calls a life-event hook on each plug-in in its own guard; returns what failed, a line each."""
         failures = []
-        for name, plugin in self.manager.list_name_plugin():
-            implementation = getattr(plugin, hook, None)
-            if implementation is None:
-                continue
+        for implementation in getattr(self.manager.hook, hook).get_hookimpls():
+            wanted = {name: arguments[name] for name in implementation.argnames}  # it may take fewer
             try:
-                implementation(**arguments)
+                implementation.function(**wanted)
             except Exception as error:
-                failures.append(f"{name}: {hook}: {type(error).__name__}: {error}")
+                failures.append(f"{implementation.plugin_name}: {hook}: {type(error).__name__}: {error}")
         return failures
 
 
