@@ -14,7 +14,7 @@ import typer
 from swactor_core import __version__
 
 from swactor_cli.errors import ExitCode, report
-from swactor_cli.output import Output
+from swactor_cli.output import Output, open_standard_streams
 
 app = typer.Typer(
     name="swactor-cli",
@@ -102,6 +102,9 @@ def run(
         str | None, typer.Option(help="Write each row of logits (f32) here; needs --sample-on orchestrator.")
     ] = None,
     prefill_chunk: Annotated[int, typer.Option(min=1, max=4096, help="Prompt tokens per compute step.")] = 32,
+    token_timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that one token may take, the first with its prompt.")
+    ] = 300.0,
     device: Annotated[
         str | None, typer.Option(help="Compute device of local nodes, such as CPU or CUDA.")
     ] = None,
@@ -143,6 +146,7 @@ def run(
         sample_on_orchestrator=sample_on == "orchestrator",
         ignore_eos=ignore_eos,
         prefill_chunk=prefill_chunk,
+        token_timeout=token_timeout,
         device=device,
         events=events,
         logits=logits,
@@ -332,6 +336,7 @@ def _add_plugin_commands() -> None:
 
 def main() -> None:
     """Entry point: every error that is meant for people ends here as one line and an exit code."""
+    open_standard_streams()
     arguments: Any = sys.argv[1:]
     try:
         _add_plugin_commands()

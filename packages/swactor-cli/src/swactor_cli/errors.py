@@ -8,14 +8,17 @@ from enum import IntEnum
 
 from swactor_core.errors import SwactorError, UsageError
 
-from swactor_cli.output import Output
+from swactor_cli.output import Output, OutputLost
 
 
 class ExitCode(IntEnum):
+    """READER_GONE is what a shell reports of a program that SIGPIPE ended."""
+
     COMPLETED = 0
     FAULTED = 1
     USAGE = 2
     OPERATOR_STOPPED = 130
+    READER_GONE = 141
 
 
 def report(error: BaseException, output: Output) -> ExitCode:
@@ -23,7 +26,10 @@ def report(error: BaseException, output: Output) -> ExitCode:
     if os.environ.get("SWACTOR_DEBUG") == "1":
         traceback.print_exception(error)
     if isinstance(error, KeyboardInterrupt):
+        output.restore_terminal()  # it may have come in the middle of putting up bars or taking them down
         return ExitCode.OPERATOR_STOPPED
+    if isinstance(error, OutputLost) and error.reader_gone:
+        return ExitCode.READER_GONE
     if isinstance(error, SwactorError):
         output.error(error.message, error.hint)
         return ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.FAULTED

@@ -5,14 +5,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from swactor_core.errors import SwactorError
 
 UNWRAPPED = 10_000
+
+
+class OutputLost(SwactorError):
+    """Standard output cannot be written any more. `reader_gone` when its reader closed the pipe, as `head`
+    does: then nobody is left to be told."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(f"cannot write to standard output: {error.strerror}")
+        self.reader_gone = isinstance(error, BrokenPipeError)
+
+
+class _Talk(Console):
+    """Talk that nobody reads is dropped; it never ends the command."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
+def open_standard_streams() -> None:
+    """Gives a command that was started without stdin, stdout or stderr the null device in their place, so
+    that no file or socket of its own gets their numbers."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 class Output:
@@ -21,7 +52,7 @@ class Output:
     def __init__(self, *, json_lines: bool = False, quiet: bool = False) -> None:
         self.json_lines = json_lines
         self.quiet = quiet
-        self.talk = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.talk = _Talk(stderr=True, highlight=False, soft_wrap=True)
         self._plain = Console(highlight=False, soft_wrap=True)
         if not self._plain.is_terminal:
             self._plain.width = UNWRAPPED  # a row stays a line for grep and cut
@@ -32,14 +63,19 @@ class Output:
         return self.talk.is_terminal and not self.quiet
 
     def text(self, text: str) -> None:
-        """Streams text to stdout at once, as it is."""
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        """Streams text to stdout at once, as it is. Raises OutputLost."""
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except OSError as error:
+            # What is still buffered would fail again when the interpreter ends: it goes nowhere instead.
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise OutputLost(error) from None
 
     def record(self, record: dict[str, Any]) -> None:
-        """One JSON object on one line of stdout, flushed."""
-        sys.stdout.write(json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n")
-        sys.stdout.flush()
+        """One JSON object on one line of stdout, flushed. Raises OutputLost."""
+        self.text(json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n")
 
     def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
@@ -47,16 +83,27 @@ class Output:
             table.add_column(column, overflow="fold")
         for row in rows:
             table.add_row(*row)
-        self._plain.print(table)
+        with self._plain.capture() as captured:
+            self._plain.print(table)
+        self.text(captured.get())
 
     def note(self, text: str) -> None:
         if not self.quiet:
-            self.talk.print(text, style="dim", markup=False)
+            self._say(text, "dim")
 
     def warning(self, text: str) -> None:
-        self.talk.print(f"warning: {text}", style="yellow", markup=False)
+        self._say(f"warning: {text}", "yellow")
 
     def error(self, message: str, hint: str = "") -> None:
-        self.talk.print(f"error: {message}", style="red", markup=False)
+        self._say(f"error: {message}", "red")
         if hint:
-            self.talk.print(f"hint: {hint}", markup=False)
+            self._say(f"hint: {hint}", "")
+
+    def _say(self, text: str, style: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk behind stderr: there is no place left to say so
+            self.talk.print(text, style=style, markup=False)
+
+    def restore_terminal(self) -> None:
+        """Undoes what live bars do to a terminal, for an end that gives them no time to do it."""
+        with contextlib.suppress(OSError):
+            self.talk.show_cursor(True)

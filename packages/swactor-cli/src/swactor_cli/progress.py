@@ -5,6 +5,8 @@ On a terminal the waiting is live on stderr and gone when text begins; elsewhere
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from swactor_core.machines.pool import ReportPool
 from swactor_core.machines.run import RunState
@@ -12,7 +14,7 @@ from swactor_core.messages import StageProgress
 from swactor_core.orchestrator.orchestrator import RunListener
 from swactor_core.spi.loader import TextStream
 
-from swactor_cli.output import Output
+from swactor_cli.output import Output, OutputLost
 
 PHASES = {
     "download": "fetching",
@@ -29,12 +31,16 @@ STATES = {
 
 
 class Display(RunListener):
-    """`stream` turns ids into text; without one (a model without vocabulary) ids are shown as numbers."""
+    """`stream` turns ids into text; without one (a model without vocabulary) ids are shown as numbers.
+
+    When stdout cannot be written any more, `lost` says why and `stop` is called once: nobody reads on."""
 
     def __init__(self, output: Output, stream: TextStream | None) -> None:
         self._output = output
         self._stream = stream
         self.text = ""
+        self.lost: OutputLost | None = None
+        self.stop: Callable[[], None] = lambda: None
         self._bars: Progress | None = None
         self._pool_bar = TaskID(0)
         self._stage_bars: dict[int, TaskID] = {}
@@ -91,15 +97,23 @@ class Display(RunListener):
             else f"{' ' if sequence else ''}{token_id}"
         )
         self.text += text
-        if self._output.json_lines:
-            self._output.record({"type": "token", "id": token_id, "text": text})
-        else:
-            self._output.text(text)
+        if self.lost is not None:
+            return
+        try:
+            if self._output.json_lines:
+                self._output.record({"type": "token", "id": token_id, "text": text})
+            else:
+                self._output.text(text)
+        except OutputLost as error:
+            self.lost = error
+            self.stop()
 
     def finish(self) -> None:
-        """Writes what a cut-off character left over, and ends the line."""
+        """Writes what a cut-off character left over, and ends the line. Raises OutputLost."""
         self._end_bars()
         rest = self._stream.finish() if self._stream is not None else ""
         self.text += rest
+        if self.lost is not None:
+            raise self.lost
         if not self._output.json_lines:
             self._output.text(rest + "\n" if self.text else rest)

@@ -10,24 +10,26 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file
 from swactor_core.errors import UsageError
-from swactor_core.machines.run import RunOutcome
+from swactor_core.ids import NodeId, RunId
+from swactor_core.machines.run import RunBounds, RunOutcome
 from swactor_core.node.identity import load_or_create_seed, state_directory
-from swactor_core.observe.bus import JsonLinesSink
 from swactor_core.orchestrator.orchestrator import RunRequest, RunResult
 from swactor_core.orchestrator.session import ClusterSession, LocalSession
 from swactor_core.plan import GgufSource, SamplingPolicy, TokenOutputPolicy
+from swactor_core.planner import EdgeIdAllocator, NodeCapacity, plan_run
 from swactor_core.plugins import load_plugins
 from swactor_core.spi.provider import Kind
 
 from swactor_cli.errors import ExitCode
 from swactor_cli.models import open_model, tokenizer_of
-from swactor_cli.output import Output
+from swactor_cli.output import Output, OutputLost
 from swactor_cli.progress import Display
 from swactor_cli.prompts import prompt_ids_of
+from swactor_cli.side_files import SideFiles
 from swactor_cli.statistics import statistics, summary
 
 EXIT_OF = {
@@ -52,6 +54,7 @@ class RunOptions:
     sample_on_orchestrator: bool
     ignore_eos: bool
     prefill_chunk: int
+    token_timeout: float
     device: str | None
     events: str | None
     logits: str | None
@@ -75,10 +78,6 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         prompt = prompt_ids_of(
             options.prompt, options.prompt_ids, raw=options.raw, facts=model.facts, tokenizer=tokenizer
         )
-        if len(prompt) > model.facts.context_length:
-            raise UsageError(
-                f"the prompt has {len(prompt)} tokens, the model's context holds {model.facts.context_length}"
-            )
         stop = tokenizer is not None and not options.ignore_eos
         ends = tokenizer.end_of_generation if tokenizer is not None and stop else frozenset()
         local = file is None
@@ -94,48 +93,59 @@ def run(options: RunOptions, output: Output) -> ExitCode:
             ),
             token_count=model.manifest(0, 1).token_count,
             prefill_chunk=options.prefill_chunk,
+            bounds=RunBounds(execution=options.token_timeout),
         )
-        logits = closing.enter_context(_logits_file(options.logits)) if options.logits else None
-        sinks = []
-        if options.events is not None:
-            sink = JsonLinesSink(options.events)
-            closing.callback(sink.close)
-            sinks.append(sink)
-        objects = options.events is not None
+        nodes = (2 if options.nodes is None else options.nodes) if file is None else len(file.cluster.nodes)
+        _check_plan(request, nodes, output)
+        side = SideFiles(options.events, options.logits)
+        closing.callback(side.close)
 
         def make_session() -> LocalSession | ClusterSession:
             if file is None:
                 worker = {"device": options.device} if options.device else {}
-                nodes = 2 if options.nodes is None else options.nodes
                 return LocalSession(
-                    plugins, choice, nodes=nodes, worker=worker, objects=objects, sinks=tuple(sinks)
+                    plugins, choice, nodes=nodes, worker=worker, objects=side.objects, sinks=side.sinks
                 )
             seed = load_or_create_seed(state_directory() / "orchestrator.key")
-            return ClusterSession(plugins, file, choice, seed=seed, objects=objects, sinks=tuple(sinks))
+            return ClusterSession(plugins, file, choice, seed=seed, objects=side.objects, sinks=side.sinks)
 
         display = Display(output, tokenizer.stream() if tokenizer is not None else None)
         with display:
-            result = asyncio.run(_drive(make_session, request, display, logits))
-        return _finish(result, display, output)
+            result = asyncio.run(_drive(make_session, request, display, side, output))
+        side.close()
+        return _finish(result, display, side, output)
 
 
-def _logits_file(path: str) -> BinaryIO:
-    try:
-        return Path(path).open("wb")
-    except OSError as error:
-        raise UsageError(
-            f"--logits {path!r}: {error.strerror}", hint="name a file that can be written"
-        ) from None
+def _check_plan(request: RunRequest, nodes: int, output: Output) -> None:
+    """Raises UsageError, before any process starts, for what no plan can be made of. What the nodes declare
+    of their memory is known only when they are there."""
+    inventory = tuple(NodeCapacity(NodeId(index + 1)) for index in range(nodes))
+    plan = plan_run(
+        inventory,
+        request.facts,
+        source=request.source,
+        choices=request.choices(),
+        run_id=RunId(1),
+        orchestrator=NodeId(0),
+        edge_ids=EdgeIdAllocator(),
+    )
+    if plan.max_tokens < request.max_tokens:
+        output.note(
+            f"the model's context of {request.facts.context_length} tokens has room for {plan.max_tokens} "
+            f"of the {request.max_tokens} tokens asked for"
+        )
 
 
 async def _drive(
     make_session: Callable[[], LocalSession | ClusterSession],
     request: RunRequest,
     display: Display,
-    logits: BinaryIO | None,
+    side: SideFiles,
+    output: Output,
 ) -> RunResult:
     """Session up, run, session down; the first Ctrl-C stops the run in order, the second all at once."""
     session = make_session()
+    display.stop = side.stop = session.stop_run
     loop = asyncio.get_running_loop()
     main = asyncio.current_task()
     assert main is not None
@@ -148,6 +158,7 @@ async def _drive(
         if interrupts > 1:
             if isinstance(session, LocalSession):
                 session.pool.kill()
+            output.restore_terminal()
             os._exit(ExitCode.OPERATOR_STOPPED)
         if begun:
             session.stop_run()
@@ -155,7 +166,8 @@ async def _drive(
             main.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, interrupted)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and shells in the background mean it
+            loop.add_signal_handler(number, interrupted)
     gc.freeze()  # start-up objects live long: do not walk them again on the token path
     try:
         async with session:
@@ -163,7 +175,7 @@ async def _drive(
             return await session.run(
                 request,
                 listener=display,
-                on_logits=(lambda sequence, row: _write(logits, row)) if logits is not None else None,
+                on_logits=side.write_logits,
             )
     except asyncio.CancelledError:
         if interrupts:
@@ -171,36 +183,49 @@ async def _drive(
         raise
 
 
-def _write(file: BinaryIO, row: bytes) -> None:
-    file.write(row)
-
-
-def _finish(result: RunResult, display: Display, output: Output) -> ExitCode:
-    display.finish()
+def _finish(result: RunResult, display: Display, side: SideFiles, output: Output) -> ExitCode:
+    """The result on stdout, what went wrong on stderr. Raises OutputLost or SideFileError when the run was
+    stopped for it."""
     figures = statistics(result)
-    if output.json_lines:
-        record: dict[str, Any] = {
-            "type": "result",
-            "outcome": str(result.outcome),
-            "token_ids": list(result.token_ids),
-            "text": display.text,
-            "stats": figures,
-        }
-        if result.fault is not None:
-            record["fault"] = {
-                "reason": str(result.fault.reason),
-                "component": str(result.fault.component),
-                "cause": result.fault.cause,
-                "detail": result.fault.detail,
-                "stage_index": result.fault.stage_index,
-            }
-        output.record(record)
+    try:
+        display.finish()
+        if output.json_lines:
+            output.record(_record(result, figures, display.text))
+    except OutputLost as error:
+        display.lost = error
     if result.fault is not None:
         output.error(result.fault.line())
-    elif not output.json_lines or output.interactive:
+    elif display.lost is None and (not output.json_lines or output.interactive):
         output.note(summary(figures))
-    if result.outcome is RunOutcome.OPERATOR_STOPPED:
-        output.note("stopped by the operator")
     for unproven in result.unproven:
         output.warning(f"not proven at teardown: {unproven}")
+    if side.events_error:
+        output.warning(side.events_error)
+    if result.fault is None:
+        if display.lost is not None:
+            raise display.lost
+        if side.logits_error is not None:
+            raise side.logits_error
+    if result.outcome is RunOutcome.OPERATOR_STOPPED:
+        output.note("stopped by the operator")
     return EXIT_OF[result.outcome]
+
+
+def _record(result: RunResult, figures: dict[str, Any], text: str) -> dict[str, Any]:
+    """The last line of `--json`."""
+    record: dict[str, Any] = {
+        "type": "result",
+        "outcome": str(result.outcome),
+        "token_ids": list(result.token_ids),
+        "text": text,
+        "stats": figures,
+    }
+    if result.fault is not None:
+        record["fault"] = {
+            "reason": str(result.fault.reason),
+            "component": str(result.fault.component),
+            "cause": result.fault.cause,
+            "detail": result.fault.detail,
+            "stage_index": result.fault.stage_index,
+        }
+    return record

@@ -51,6 +51,8 @@ async def serve(
             node.stop()
 
     for number in stop_on:
+        if signal.getsignal(number) is signal.SIG_IGN:  # nohup and shells in the background mean it
+            continue
         loop.add_signal_handler(number, interrupted)
     if lifeline is not None:
         loop.add_reader(lifeline, lifeline_moved, lifeline)

@@ -48,18 +48,29 @@ class EventBus:
 
 
 class JsonLinesSink:
-    """Writes one JSON object a line. Raises UsageError when the file cannot be opened."""
+    """Writes one JSON object a line, each at once: whoever follows the file, or finds it after a kill, sees
+    every event up to then. Raises UsageError when the file cannot be opened. `error` is the first failure to
+    write; after it nothing more is written."""
 
     def __init__(self, path: str) -> None:
+        self.error: OSError | None = None
         try:
-            self._file: IO[str] = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed by close()
+            self._file: IO[str] = Path(path).open("w", buffering=1, encoding="utf-8")  # noqa: SIM115 - closed by close()
         except OSError as error:
             raise UsageError(
                 f"events file {path!r}: {error.strerror}", hint="name a file that can be written"
             ) from None
 
     def __call__(self, event: dict[str, Any]) -> None:
-        self._file.write(json.dumps(event, separators=(",", ":")) + "\n")
+        if self.error is not None:
+            return
+        try:
+            self._file.write(json.dumps(event, separators=(",", ":")) + "\n")
+        except OSError as error:
+            self.error = error
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:
+            self.error = self.error or error

@@ -87,7 +87,8 @@ class PoolBounds:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """One run: the model as every node can resolve it, the prompt as ids, and the operator's choices."""
+    """One run: the model as every node can resolve it, the prompt as ids, and the operator's choices.
+    `ring_capacity` in bytes, of every edge; None for a default by object size."""
 
     source: GgufSource
     facts: ModelFacts
@@ -99,6 +100,18 @@ class RunRequest:
     token_count: int = 0
     prefill_chunk: int = 32
     bounds: RunBounds = field(default_factory=RunBounds)
+    ring_capacity: int | None = None
+
+    def choices(self) -> RuntimeChoices:
+        """What the planner needs of it."""
+        return RuntimeChoices(
+            prompt=self.prompt,
+            max_tokens=self.max_tokens,
+            end_of_generation=self.end_of_generation,
+            sampling=self.sampling,
+            token_output_policy=self.token_output_policy,
+            ring_capacity=self.ring_capacity,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +182,7 @@ class Orchestrator:
         self._peers = PeerBook(cluster, {bytes.fromhex(key) for key in cluster.orchestrators})
         self._peers.on_member = self._member_changed
         self._links: dict[NodeId, NodeLink] = {}
+        self._lost_before_run: list[NodeLost] = []
         self._edge_ids = EdgeIdAllocator(secrets.randbits(32) << 16 | 1)
         self._run_ids = secrets.randbits(48)
         self._transport: Transport | None = None
@@ -311,6 +325,9 @@ class Orchestrator:
                 ),
             )
         self.system.tell(POOL, BeginPool())
+        for lost in self._lost_before_run:
+            self.system.tell(POOL, lost)
+        self._lost_before_run.clear()
         for member in self._membership.members() if self._membership is not None else ():
             self._member_changed(member)
         try:
@@ -338,8 +355,13 @@ class Orchestrator:
             self.system.tell(RUN, OperatorStop())
 
     def node_lost(self, node_id: NodeId, detail: str) -> None:
-        """Evidence from outside, for example that a local node's process has ended."""
-        self.system.tell(POOL, NodeLost(node_id, by_membership=False, detail=detail))
+        """Evidence from outside, for example that a local node's process has ended. Before `run` it is kept
+        for the run's pool."""
+        lost = NodeLost(node_id, by_membership=False, detail=detail)
+        if self.system.lives(POOL):
+            self.system.tell(POOL, lost)
+        else:
+            self._lost_before_run.append(lost)
 
     def shutdown_nodes(self) -> None:
         """Asks every linked node to end; for pools that belong to this orchestrator."""
@@ -402,13 +424,7 @@ class Orchestrator:
                 tuple(NodeCapacity(node.node_id, node.memory_bytes) for node in nodes),
                 request.facts,
                 source=request.source,
-                choices=RuntimeChoices(
-                    prompt=request.prompt,
-                    max_tokens=request.max_tokens,
-                    end_of_generation=request.end_of_generation,
-                    sampling=request.sampling,
-                    token_output_policy=request.token_output_policy,
-                ),
+                choices=request.choices(),
                 run_id=RunId(self._run_ids),
                 orchestrator=self.node_id,
                 edge_ids=self._edge_ids,
