@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from stage_support import DATA, Pipeline, config_of, manifest_of, reference
 from swactor_core.faults import RoleFailure
+from swactor_core.plan import TokenOutputPolicy
 from swactor_core.spi.worker import LoadProgress, RoleError
 
 MODEL = DATA / "llama-gqa.gguf"
@@ -76,7 +77,7 @@ def test_weights_are_the_file_itself(backend: Any) -> None:
     files = WeightFiles("CPU")
     ref = next(ref for ref in manifest_of(MODEL).tensors if ref.name == "blk.0.attn_q.weight")
     files.open([ref])
-    bound = files.bind(ref)
+    bound = files.bind(ref, internals.graph_types())
     assert internals.address_of(internals.buffer_of(bound.blob)) == files.stored(ref).ctypes.data
     np.testing.assert_array_equal(
         bound.values().numpy(), files.stored(ref).view(np.float32).reshape(bound.shape)
@@ -147,3 +148,64 @@ def test_two_stages_of_one_process_do_not_disturb_each_other(backend: Any) -> No
     for name, pipeline in pipelines.items():
         assert made[name] == expected[name]["greedy"][:6]
         pipeline.close()
+
+
+def test_block_sizes_are_those_of_gguf(backend: Any) -> None:
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+    from swactor_worker_tinygrad import internals
+    from swactor_worker_tinygrad.native import TYPES
+    from swactor_worker_tinygrad.weights import BLOCKS, HOST_TYPES
+
+    for number, sizes in BLOCKS.items():
+        assert GGML_QUANT_SIZES[GGMLQuantizationType(number)] == sizes
+    assert internals.graph_types() | HOST_TYPES == BLOCKS.keys()
+    for number, macro in TYPES.items():
+        assert macro == f"TYPE_{GGMLQuantizationType(number).name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "engine"), [("IQ4_NL", "NativeEngine"), ("TQ2_0", "NativeEngine"), ("IQ3_S", "GraphEngine")]
+)
+def test_types_with_and_without_kernels(backend: Any, tmp_path: Path, name: str, engine: str) -> None:
+    """IQ4_NL has a kernel of ours, TQ2_0 is unpacked on the host, IQ3_S is left to tinygrad's graph."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, dequantize
+
+    kind = GGMLQuantizationType[name]
+    generator = np.random.default_rng(3)
+    paths = {}
+    values: dict[str, np.ndarray] = {}
+    for label in ("stored", "plain"):
+        paths[label] = tmp_path / f"{label}.gguf"
+        writer = GGUFWriter(str(paths[label]), "llama")
+        writer.add_block_count(1)
+        writer.add_embedding_length(256)
+        writer.add_feed_forward_length(256)
+        writer.add_head_count(4)
+        writer.add_layer_norm_rms_eps(1e-5)
+        writer.add_tensor("token_embd.weight", generator.standard_normal((32, 256)).astype(np.float32))
+        for vector in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+            writer.add_tensor(vector + ".weight", np.ones(256, np.float32))
+        for matrix in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
+            if label == "stored":
+                per_block, block_bytes = GGML_QUANT_SIZES[kind]
+                blocks = generator.integers(0, 256, (256 * 256 // per_block, block_bytes), dtype=np.uint8)
+                place = block_bytes - 2 if name == "TQ2_0" else 0
+                blocks[:, place : place + 2] = np.full((len(blocks), 1), 0.002, np.float16).view(np.uint8)
+                values[matrix] = blocks.reshape(256, -1)
+                writer.add_tensor(f"blk.0.{matrix}.weight", values[matrix], raw_dtype=kind)
+            else:
+                unpacked = np.asarray(dequantize(values[matrix], kind), np.float32)
+                writer.add_tensor(f"blk.0.{matrix}.weight", unpacked)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        generator = np.random.default_rng(3)
+    rows = []
+    for path in paths.values():
+        pipeline = Pipeline(backend, path, 1, max_context=8, chunk=4, policy=TokenOutputPolicy.LOGITS)
+        if path is paths["stored"]:
+            assert type(pipeline.roles[0].engine).__name__ == engine
+        rows.append(np.frombuffer(pipeline.step([1, 20, 3], 0), "<f4"))
+        pipeline.close()
+    np.testing.assert_allclose(rows[0], rows[1], rtol=1e-4, atol=1e-4)

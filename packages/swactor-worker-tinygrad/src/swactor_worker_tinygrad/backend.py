@@ -110,6 +110,7 @@ class TinygradBackend:
     ) -> Any:
         from swactor_worker_tinygrad import internals, weights
         from swactor_worker_tinygrad.graph_engine import GraphEngine, rope_table
+        from swactor_worker_tinygrad.native import TYPES
         from swactor_worker_tinygrad.native_engine import NativeEngine, can_compute
 
         wanted = [ref for block in tensors.blocks for ref in block.values()]
@@ -118,12 +119,13 @@ class TinygradBackend:
         if tensors.embedding is not None:
             kinds.add(tensors.embedding.ggml_type)
         native = self.settings.kernels == "native" and internals.builds_native(self.device)
-        native = native and can_compute(kinds)
+        native = native and can_compute(kinds, internals.graph_types())
         if native and tensors.embedding is not None and tensors.embedding not in wanted:
             wanted.append(tensors.embedding)
         bound = weights.bind_all(
             files,
             wanted,
+            TYPES.keys() if native else internals.graph_types(),
             progress=lambda done, total: progress(LoadProgress("weights", done, total)),
             should_abort=should_abort,
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 from swactor_core.specs import align_up
 
@@ -25,16 +24,17 @@ from swactor_worker_tinygrad.native import (
     shares_words,
 )
 from swactor_worker_tinygrad.parameters import LlamaParameters
-from swactor_worker_tinygrad.weights import Weight, unpack_on_host
+from swactor_worker_tinygrad.weights import F32, HOST_TYPES, Weight, unpack_on_host
 
 BlockWeights = dict[str, Weight]
 _MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 Entry = list[int]
 
 
-def can_compute(ggml_types: set[int]) -> bool:
-    """Whether every one of the matrices' types has a kernel."""
-    return ggml_types <= TYPES.keys()
+def can_compute(ggml_types: set[int], graph_types: frozenset[int]) -> bool:
+    """Whether matrices of these types are best computed here: each has a kernel, or must be unpacked anyway
+    because the graph cannot read it either."""
+    return all(kind in TYPES or (kind in HOST_TYPES and kind not in graph_types) for kind in ggml_types)
 
 
 class NativeEngine:
@@ -116,7 +116,7 @@ class NativeEngine:
 
     def _vector(self, weight: Weight) -> int:
         """The address of a small vector's values as f32."""
-        if weight.ggml_type == int(GGMLQuantizationType.F32):
+        if weight.ggml_type == F32:
             return internals.address_of(internals.buffer_of(weight.blob))
         return self._constant(unpack_on_host(weight.stored[None, :], weight.ggml_type, weight.elements))
 

@@ -11,11 +11,10 @@ import contextlib
 import math
 import mmap
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from numpy.typing import NDArray
 from swactor_core.faults import RoleFailure
 from swactor_core.spi.loader import TensorRef
@@ -24,15 +23,46 @@ from tinygrad import Tensor
 
 from swactor_worker_tinygrad import internals
 
-F32 = int(GGMLQuantizationType.F32)
+F32 = 0
 ALIGNMENT = 32
 PAGE = mmap.PAGESIZE
-# Types that gguf unpacks on the host, once, where tinygrad has no kernel for them.
-_HOST_TYPES = frozenset(
-    int(getattr(GGMLQuantizationType, name))
-    for name in ("Q2_K", "Q3_K", "IQ4_NL", "IQ2_XXS", "IQ2_XS", "IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0", "NVFP4")
-    if hasattr(GGMLQuantizationType, name)
-)
+# ggml type -> (values in a block, bytes of a block); the gguf package knows them too, but imports slowly
+BLOCKS = {
+    0: (1, 4),  # F32
+    1: (1, 2),  # F16
+    2: (32, 18),  # Q4_0
+    3: (32, 20),  # Q4_1
+    6: (32, 22),  # Q5_0
+    7: (32, 24),  # Q5_1
+    8: (32, 34),  # Q8_0
+    10: (256, 84),  # Q2_K
+    11: (256, 110),  # Q3_K
+    12: (256, 144),  # Q4_K
+    13: (256, 176),  # Q5_K
+    14: (256, 210),  # Q6_K
+    16: (256, 66),  # IQ2_XXS
+    17: (256, 74),  # IQ2_XS
+    18: (256, 98),  # IQ3_XXS
+    19: (256, 50),  # IQ1_S
+    20: (32, 18),  # IQ4_NL
+    21: (256, 110),  # IQ3_S
+    22: (256, 82),  # IQ2_S
+    23: (256, 136),  # IQ4_XS
+    24: (1, 1),  # I8
+    25: (1, 2),  # I16
+    26: (1, 4),  # I32
+    27: (1, 8),  # I64
+    28: (1, 8),  # F64
+    29: (256, 56),  # IQ1_M
+    30: (1, 2),  # BF16
+    34: (256, 54),  # TQ1_0
+    35: (256, 66),  # TQ2_0
+    39: (32, 17),  # MXFP4
+    40: (64, 36),  # NVFP4
+    41: (128, 18),  # Q1_0
+}
+# types that the gguf package unpacks on the host, once, for kernels that cannot
+HOST_TYPES = frozenset({10, 11, 16, 17, 19, 20, 29, 34, 35, 40})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +87,9 @@ class Weight:
 
 def check_types(refs: Iterable[TensorRef]) -> None:
     """Raises RoleError naming the first tensor whose type cannot be computed with or whose size is wrong."""
-    usable = internals.graph_types() | _HOST_TYPES
+    usable = internals.graph_types() | HOST_TYPES
     for ref in refs:
-        if ref.ggml_type not in usable:
+        if ref.ggml_type not in usable or ref.ggml_type not in BLOCKS:
             raise RoleError(
                 RoleFailure.UNSUPPORTED_TENSOR_TYPE,
                 f"tensor {ref.name!r} is stored as {ref.type_name} (type {ref.ggml_type}), "
@@ -77,10 +107,10 @@ def check_types(refs: Iterable[TensorRef]) -> None:
 
 def stored_bytes(dims: tuple[int, ...], ggml_type: int) -> int | None:
     """Bytes of a tensor as stored; None when its rows are not whole blocks."""
-    elements_per_block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(ggml_type)]
+    elements_per_block, block_bytes = BLOCKS[ggml_type]
     if not dims or min(dims) < 1 or dims[0] % elements_per_block:
         return None
-    return math.prod(dims) // int(elements_per_block) * int(block_bytes)
+    return math.prod(dims) // elements_per_block * block_bytes
 
 
 class WeightFiles:
@@ -132,11 +162,11 @@ class WeightFiles:
         table = self.stored(ref).reshape(ref.dims[1], -1)
         return unpack_on_host(table[ids], ref.ggml_type, ref.dims[0])
 
-    def bind(self, ref: TensorRef) -> Weight:
-        """The tensor on the device. Raises MemoryError."""
+    def bind(self, ref: TensorRef, readable: Container[int]) -> Weight:
+        """The tensor on the device, as f32 where kernels cannot read its type. Raises MemoryError."""
         shape = tuple(reversed(ref.dims))
         stored, ggml_type = self.stored(ref), ref.ggml_type
-        if ggml_type in _HOST_TYPES:
+        if ggml_type not in readable:
             values = unpack_on_host(stored.reshape(-1, ref.nbytes // _rows(ref)), ggml_type, ref.dims[0])
             stored, ggml_type = np.ascontiguousarray(values).view(np.uint8).reshape(-1), F32
         if not self._on_host:
@@ -178,8 +208,12 @@ def unpack_on_host(rows: NDArray[np.uint8], ggml_type: int, width: int) -> NDArr
     """(n, row bytes) of any usable type to f32 (n, width)."""
     native = {24: np.int8, 25: np.int16, 26: np.int32, 27: np.int64, 28: np.float64}
     rows = np.ascontiguousarray(rows)
+    if ggml_type == F32:
+        return rows.view(np.float32)
     if ggml_type in native:
         return rows.view(native[ggml_type]).astype(np.float32)
+    from gguf import GGMLQuantizationType, dequantize
+
     try:
         return np.asarray(dequantize(rows, GGMLQuantizationType(ggml_type)), np.float32).reshape(-1, width)
     except NotImplementedError:
@@ -190,6 +224,7 @@ def unpack_on_host(rows: NDArray[np.uint8], ggml_type: int, width: int) -> NDArr
 def bind_all(
     files: WeightFiles,
     refs: list[TensorRef],
+    readable: Container[int],
     *,
     progress: Callable[[int, int], None],
     should_abort: Callable[[], bool],
@@ -200,7 +235,7 @@ def bind_all(
     for ref in refs:
         if should_abort():
             raise RoleError(RoleFailure.BACKEND_ERROR, "stopped while loading weights")
-        bound[ref.name] = files.bind(ref)
+        bound[ref.name] = files.bind(ref, readable)
         done += ref.nbytes
         progress(done, total)
     return bound
