@@ -206,4 +206,6 @@ class ActorSystem:
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=max(0.1, deadline - self._loop.time()))
+            _, left = await asyncio.wait(tasks, timeout=max(0.1, deadline - self._loop.time()))
+            for task in left:
+                log.warning("a task of %s did not end within %g s", task.get_name(), timeout)
