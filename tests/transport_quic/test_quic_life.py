@@ -385,3 +385,29 @@ async def test_a_host_callback_that_fails_is_logged(make_node, make_relay, caplo
     with pytest.raises(EdgeBroken):
         await asyncio.wait_for(sender.write(memoryview(b"x")), 5)
     assert "ZeroDivisionError" in caplog.text
+
+
+async def test_close_delivers_what_control_channels_had_sent(make_node, make_relay, pattern):
+    left, right = await make_node("left"), await make_node("right")
+    relay = make_relay(right, seed=3, loss=0.15)
+    left.transport.set_peer(right.peer(port=relay.port))
+    mine, theirs = await left.control_to(right)
+    frames = [pattern(n, 3000) for n in range(40)]
+    for frame in frames:
+        await mine.send(frame)
+    await left.transport.close()
+    assert [await asyncio.wait_for(theirs.receive(), 5) for _ in frames] == frames
+    assert relay.dropped > 0
+
+
+async def test_a_peer_removed_while_it_is_dialled_is_not_connected(make_node, make_relay):
+    left, right = await make_node("left"), await make_node("right")
+    relay = make_relay(right)
+    relay.holding = True
+    left.transport.set_peer(right.peer(port=relay.port))
+    connecting = asyncio.ensure_future(left.transport.connect(right.node_id, deadline=20))
+    await asyncio.wait({connecting}, timeout=0.05)
+    left.transport.remove_peer(right.node_id)
+    with pytest.raises(TransportError, match="not known"):
+        await asyncio.wait_for(connecting, 5)
+    assert left.transport._endpoint.links == ()

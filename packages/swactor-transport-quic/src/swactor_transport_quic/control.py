@@ -66,8 +66,11 @@ class QuicControlChannel:
         return self._peer_key
 
     @property
-    def delivered(self) -> bool:
-        return bool(self._broken) or not self._finished or self._send.delivered or self._peer_stopped
+    def settled(self) -> bool:
+        """Whether nothing that was sent still waits for its acknowledgement."""
+        if self._broken or self._peer_stopped:
+            return True
+        return self._send.delivered if self._finished else not self._send.unacknowledged
 
     # Sending
 
@@ -176,7 +179,7 @@ class QuicControlChannel:
             self._link.blocked.add(self)
 
     def _leave_when_done(self) -> None:
-        if self._closed and self.delivered and not self._left:
+        if self._closed and self.settled and not self._left:
             self._left = True
             self._link.drop(self._stream_id)
 

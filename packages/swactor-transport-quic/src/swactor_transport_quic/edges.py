@@ -42,7 +42,7 @@ class QuicSendEdge:
         link.handlers[half.stream_id] = self
 
     @property
-    def delivered(self) -> bool:
+    def settled(self) -> bool:
         """Whether nothing of a finished stream still waits for its acknowledgement."""
         return not self._finished or bool(self._broken) or self._half.delivered
 

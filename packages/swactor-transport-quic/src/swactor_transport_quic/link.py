@@ -122,8 +122,6 @@ class Link:
         self.dialled = dialled
         self.alpn = alpn
         self.peer = expected
-        self.peer_key = b""
-        self.epoch = 0
         self.state = LinkState.HANDSHAKE
         self.reason = ""
         self.fatal = False
@@ -149,6 +147,16 @@ class Link:
         self._retire_at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._flush_handle: asyncio.Handle | None = None
+
+    @property
+    def peer_key(self) -> bytes:
+        """Raw public key of the peer; empty while it has shown none."""
+        return b"" if self.quic.claim is None else self.quic.claim.public_key
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the peer's life; 0 while it has shown none."""
+        return 0 if self.quic.claim is None else self.quic.claim.epoch
 
     def __repr__(self) -> str:
         peer = "?" if self.peer is None else f"{self.peer:016x}"
@@ -243,11 +251,8 @@ class Link:
         return self.handlers[stream_id]
 
     def _become_ready(self, now: float) -> None:
-        claim = self.quic.claim
-        assert claim is not None
         self.state = LinkState.READY
         self.ready_at = now
-        self.peer_key, self.epoch = claim.public_key, claim.epoch
         self._owner.link_ready(self)
 
     # What streams ask for
@@ -357,16 +362,16 @@ class Link:
         armed_for, self._timer = self._timer.when(), None
         if self._loop.time() - armed_for > self.settings.stall_grace:
             self._carrier.drain()  # this process was paused: what came meanwhile counts before any timeout
-            if self.state is LinkState.CLOSED:
-                return
-        now = self._loop.time()
+        self._guarded(self._time_passed, self._loop.time())
+        self._guarded(self._pump, self._loop.time())
+        self._guarded(self.flush, self._loop.time())
+
+    def _time_passed(self, now: float) -> None:
         due = self.quic.get_timer()
         if due is not None and due <= now:
             self.quic.handle_timer(now)
         if self.quic.ending is None and self._next_deadline() <= now:
             self._meet_deadlines()
-        self._guarded(self._pump, self._loop.time())
-        self._guarded(self.flush, self._loop.time())
 
     def _meet_deadlines(self) -> None:
         # What has arrived is read before anyone is accused.

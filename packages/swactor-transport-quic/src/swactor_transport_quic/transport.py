@@ -107,6 +107,10 @@ class QuicTransport:
     def remove_peer(self, node_id: NodeId) -> None:
         """Forgets the peer and ends its connections; one that `authorise` accepts may still dial."""
         self._peers.discard(node_id)
+        for alpn in Alpn.ALL:
+            dialling = self._dialling.pop((node_id, alpn), None)
+            if dialling is not None and dialling.link is not None:
+                dialling.link.close(CloseCode.REMOVED, "the peer was removed")
         for link in self._peers.links_of(node_id):
             link.close(CloseCode.REMOVED, "the peer was removed")
         self._changed.fire()
@@ -340,7 +344,7 @@ class QuicTransport:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.drain_timeout):
                     for link in self._endpoint.links:
-                        while not self._delivered(link):
+                        while not self._settled(link):
                             await link.activity.wait()
         finally:
             for link in self._endpoint.links:
@@ -351,12 +355,12 @@ class QuicTransport:
             self._closed.set()
 
     @staticmethod
-    def _delivered(link: Link) -> bool:
-        """Whether every finished stream of the link is acknowledged to its end."""
+    def _settled(link: Link) -> bool:
+        """Whether finished edges, and all that control channels sent, are acknowledged."""
         if link.state is not LinkState.READY:
             return True
         senders = (h for h in link.handlers.values() if isinstance(h, QuicSendEdge | QuicControlChannel))
-        return all(sender.delivered for sender in senders)
+        return all(sender.settled for sender in senders)
 
 
 class QuicPlugin:
