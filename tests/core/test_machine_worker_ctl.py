@@ -293,16 +293,53 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
             (CONFIGURE, (write(CONFIGURE),)),
             (EXECUTE, (write(EXECUTE),)),
             (RELEASE, (write(RELEASE),)),
-            (RESET, (write(RESET),)),
+            (RESET, (write(RESET), SetTimer("answer", 2, 4.0))),
+            (said(RoleReset(ROLE)), (CancelTimer("answer"), Send(STAGE, RoleReset(ROLE)))),
             (RingReadable(RING), (write(RingReadable(RING)),)),
             (RingWritable(RING), (write(RingWritable(RING)),)),
             (RingReadable(RingId(8)), ()),
             (RingWritable(RingId(8)), ()),
-            (UNINSTALL, (write(UNINSTALL),)),
-            (said(RingQuiesced(RING)), (Send(ESTABLISHER, RingQuiesced(RING)),)),
+            (UNINSTALL, (write(UNINSTALL), SetTimer("answer", 3, 4.0))),
+            (
+                said(RingQuiesced(RING)),
+                (CancelTimer("answer"), Send(ESTABLISHER, RingQuiesced(RING))),
+            ),
             (UNINSTALL, (REAPED_RING,)),
         ],
         S.RUNNING,
+    ),
+    "one wait for all answers of a teardown": (
+        [
+            *RUNNING,
+            (UNINSTALL, (write(UNINSTALL), SetTimer("answer", 2, 4.0))),
+            (RESET, (write(RESET),)),
+            (said(RingQuiesced(RING)), (Send(ESTABLISHER, RingQuiesced(RING)),)),
+            (said(RoleReset(RoleId(99))), (Send(STAGE, RoleReset(RoleId(99))),)),
+            (said(RoleReset(ROLE)), (CancelTimer("answer"), Send(STAGE, RoleReset(ROLE)))),
+        ],
+        S.RUNNING,
+    ),
+    "it hangs in a teardown: killed, so that its rings are proven": (
+        [
+            *RUNNING,
+            (UNINSTALL, (write(UNINSTALL), SetTimer("answer", 2, 4.0))),
+            (RESET, (write(RESET),)),
+            (
+                TimerFired("answer", 2),
+                crash("the worker did not answer within 4 s", 3, kill=True),
+            ),
+            (EXITED, (UNTIMED, REAPED_RING, Send(ME, ContinueRestart()))),
+        ],
+        S.RESTARTING,
+    ),
+    "it dies, or is stopped, while it is waited for": (
+        [
+            *RUNNING,
+            (RESET, (write(RESET), SetTimer("answer", 2, 4.0))),
+            (SHUTDOWN, (CancelTimer("answer"), write(SHUTDOWN), timer(3, 5.0))),
+            (UNINSTALL, (write(UNINSTALL),)),
+        ],
+        S.STOPPING,
     ),
     "old news while it runs": (
         [*RUNNING, (process("Started"), ()), (process("Exited", generation=0), ())],
@@ -324,6 +361,18 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
     ),
     "it is fatal while it runs": ([*RUNNING, (FATAL, crash(FATAL_REASON, 2, kill=True))], S.CRASHED),
     "it crashes too often": (DEAD, S.FAILED),
+    "a role that could be configured ends the row of crashes": (
+        [
+            *DEAD[:-2],
+            (said(RoleConfigured(ROLE), 2), (Send(STAGE, RoleConfigured(ROLE)),)),
+            DEAD[-2],
+            (
+                process("Exited", "again", generation=2),
+                (UNTIMED, Send(ME, ContinueRestart())),
+            ),
+        ],
+        S.RESTARTING,
+    ),
     "old news while it is crashed": (
         [*CRASHED, (process("Error"), ()), (process("Exited", generation=0), ())],
         S.CRASHED,

@@ -69,11 +69,14 @@ class WorkerCtlState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerPolicy:
-    """Seconds for start and ordered stop, and how many crashes are followed by a restart."""
+    """Seconds for start, ordered stop, and the answer to what tears a run down: below the bounds of who waits
+    for it, so that a worker that hangs is reaped in time to prove its rings. `max_restarts` is how many
+    crashes are followed by a restart before a role was configured again."""
 
     start_timeout: float = 60.0
     stop_timeout: float = 5.0
     kill_timeout: float = 5.0
+    answer_timeout: float = 4.0
     max_restarts: int = 3
 
 
@@ -115,7 +118,6 @@ _ROUTED: dict[type[Any], Address] = {
     RoleProgress: STAGE,
     RoleConfigured: STAGE,
     RoleFailed: STAGE,
-    RoleReset: STAGE,
     StepCompleted: STAGE,
     StepFailed: STAGE,
     DeviceObjectReleased: STAGE,
@@ -148,6 +150,7 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
         *(Row(S.RUNNING, hint, "_hint", (S.RUNNING,)) for hint in _HINTS),
         Row(S.RUNNING, FromWorker, "_running_event", (S.RUNNING, S.CRASHED)),
         Row(S.RUNNING, ProcessNotification, "_died_running", (S.CRASHED, S.RUNNING)),
+        Row(S.RUNNING, TimerFired, "_unanswered", (S.CRASHED,)),
         Row(S.RUNNING, ShutdownWorker, "_shutdown", (S.STOPPING,)),
         Row(S.STOPPING, FromWorker, "_stopping_event", (S.STOPPING,)),
         Row(S.STOPPING, ProcessNotification, "_reaped", (S.STOPPED, S.STOPPING)),
@@ -260,6 +263,7 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
         self._failed = False
         self._alive = False
         self._end_told = False
+        self._asked: set[RingId | ResetRole] = set()
 
     # --- start ---
 
@@ -319,7 +323,22 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
             self.rings[event.ring_id] = event
         if isinstance(event, UninstallRing) and event.ring_id not in self.rings:
             return self.state, (Send(ESTABLISHER, RingQuiesced(event.ring_id, process_reaped=True)),)
-        return self.state, (WriteWorker(self.generation, event),)
+        write = WriteWorker(self.generation, event)
+        if self.state is not S.RUNNING or not isinstance(event, UninstallRing | ResetRole):
+            return self.state, (write,)
+        waits = bool(self._asked)
+        self._asked.add(event.ring_id if isinstance(event, UninstallRing) else event)
+        bound = () if waits else (self.set_timer("answer", now + self._policy.answer_timeout),)
+        return S.RUNNING, (write, *bound)
+
+    def _answered(self, asked: RingId | ResetRole) -> tuple[Action, ...]:
+        """Ends the wait once nothing is asked any more."""
+        self._asked.discard(asked)
+        return () if self._asked else self.cancel_timer("answer")
+
+    def _unanswered(self, event: TimerFired, now: float) -> Outcome[WorkerCtlState]:
+        detail = f"the worker did not answer within {self._policy.answer_timeout:g} s"
+        return S.CRASHED, self._crash(detail, now, kill=True)
 
     def _hint(self, event: RingReadable | RingWritable, now: float) -> Outcome[WorkerCtlState]:
         if event.ring_id not in self.rings:
@@ -344,7 +363,11 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
                 return (Send(Address(Component.TX_EDGE, inner.edge_id), inner),)
             case RingQuiesced():
                 self.rings.pop(inner.ring_id, None)
-                return (Send(ESTABLISHER, inner),)
+                return (*self._answered(inner.ring_id), Send(ESTABLISHER, inner))
+            case RoleReset():
+                return (*self._answered(ResetRole(inner.role_id)), Send(STAGE, inner))
+            case RoleConfigured():
+                self.restarts = 0  # it works: a crash now is not one of a row of failed starts
         to = _ROUTED.get(type(inner))
         return (Send(to, inner),) if to is not None else self._stale()
 
@@ -367,6 +390,7 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
         )
         crashed = WorkerCrashed(self.generation, detail)
         return (
+            *self._waits_no_more(),
             *((KillWorker(self.generation),) if kill else ()),
             self.set_timer("bound", now + self._policy.kill_timeout),
             *self._ended(detail),
@@ -374,6 +398,10 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
             Send(NODE, crashed),
             *faults,
         )
+
+    def _waits_no_more(self) -> tuple[Action, ...]:
+        self._asked.clear()
+        return self.cancel_timer("answer")
 
     def _ended(self, reason: str) -> tuple[Action, ...]:
         """The event of a generation's end, once: a crash is told when it is seen, not again when reaped."""
@@ -386,6 +414,7 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
 
     def _shutdown(self, event: ShutdownWorker, now: float) -> Outcome[WorkerCtlState]:
         return S.STOPPING, (
+            *self._waits_no_more(),
             WriteWorker(self.generation, event),
             self.set_timer("bound", now + self._policy.stop_timeout),
         )
