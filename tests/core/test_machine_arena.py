@@ -359,7 +359,7 @@ for ends in (Shutdown, ConstructArena, ArenaConstructed, ArenaConstructionFailed
 @settings(max_examples=80)
 @given(st.data())
 def test_any_event_in_any_state_transitions_or_is_refused(data: st.DataObject) -> None:
-    walk(data, ArenaManager(OWNER), EVENTS)
+    walk(data, SCRIPT.somewhere(data), EVENTS)
 
 
 @settings(max_examples=80)

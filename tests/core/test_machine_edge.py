@@ -419,7 +419,7 @@ def test_broken_host_provisions_twice() -> None:
 @settings(max_examples=100)
 @given(st.data())
 def test_any_event_in_any_state_transitions_or_is_refused(data: st.DataObject) -> None:
-    walk(data, make(), EVENTS)
+    walk(data, SCRIPT.somewhere(data), EVENTS)
 
 
 @settings(max_examples=100)
@@ -431,8 +431,8 @@ def test_the_gate_hears_of_one_failure_and_of_one_stop(data: st.DataObject) -> N
         gate = (Component.TX_EDGE, Component.RX_EDGE)
         heard.extend(type(a.message) for a in actions if isinstance(a, Send) and a.to.component in gate)
 
-    machine = make()
-    walk(data, machine, EVENTS, steps=30, check=check)
+    machine = SCRIPT.somewhere(data, check)
+    walk(data, machine, EVENTS, check=check)
     assert heard.count(EdgeReady) <= 1
     assert heard.count(EdgeFailed) <= 1
     assert heard.count(EdgeStopped) == (machine.state is S.STOPPED)

@@ -175,13 +175,13 @@ def test_broken_owner_produces_twice_or_consumes_what_it_does_not_have() -> None
 @settings(max_examples=60)
 @given(st.data())
 def test_tx_any_event_in_any_state_transitions_or_is_refused(data: st.DataObject) -> None:
-    walk(data, TxEdge(EDGE, OWNER), TX_EVENTS)
+    walk(data, SCRIPT_TX.somewhere(data), TX_EVENTS)
 
 
 @settings(max_examples=60)
 @given(st.data())
 def test_rx_any_event_in_any_state_transitions_or_is_refused(data: st.DataObject) -> None:
-    walk(data, RxEdge(EDGE, OWNER), RX_EVENTS)
+    walk(data, SCRIPT_RX.somewhere(data), RX_EVENTS)
 
 
 @settings(max_examples=60)
@@ -195,5 +195,5 @@ def test_the_owner_gets_objects_in_the_order_in_which_they_were_loaded(data: st.
             fed.append(event)
         told.extend(a.message for a in actions if isinstance(a, Send) and isinstance(a.message, ObjectLoaded))
 
-    walk(data, RxEdge(EDGE, OWNER), RX_EVENTS, check=check)
+    walk(data, SCRIPT_RX.somewhere(data, check), RX_EVENTS, check=check)
     assert told == fed[: len(told)]

@@ -230,8 +230,9 @@ def test_any_event_in_any_state_and_one_exit(data: st.DataObject) -> None:
         exits.extend(a for a in actions if isinstance(a, ExitProcess))
         announced.extend(a for a in actions if isinstance(a, AnnounceFault))
 
-    machine = make()
-    walk(data, machine, EVENTS, steps=30, check=check)
+    machine = SCRIPT.somewhere(data, check)
+    assert isinstance(machine, NodeLife)
+    walk(data, machine, EVENTS, check=check)
     assert len(exits) == (machine.state is S.STOPPED)
     assert len(announced) == (machine.fault is not None)
     if exits:

@@ -360,9 +360,9 @@ EVENTS = event_strategies(
 
 
 @settings(max_examples=100)
-@given(st.data(), st.booleans())
-def test_any_event_in_any_state_transitions_or_is_refused(data: st.DataObject, patient: bool) -> None:
-    walk(data, make(patient), EVENTS)
+@given(st.data(), st.sampled_from((SCRIPT, SCRIPT_IMPATIENT)))
+def test_any_event_in_any_state_transitions_or_is_refused(data: st.DataObject, script: Script) -> None:
+    walk(data, script.somewhere(data), EVENTS)
 
 
 @settings(max_examples=100)
@@ -387,4 +387,4 @@ def test_ready_means_that_every_candidate_is_alive_and_available_in_its_present_
                     assert members[node.node_id].epoch == node.epoch
                     assert nodes[node.node_id] == node
 
-    walk(data, make(), EVENTS, steps=40, check=check)
+    walk(data, SCRIPT.somewhere(data, check), EVENTS, steps=25, check=check)

@@ -168,11 +168,11 @@ def test_broken_host_hints_a_pump_that_is_not_waiting() -> None:
 @settings(max_examples=60)
 @given(st.data())
 def test_any_event_in_any_state_and_never_two_effects_to_answer(data: st.DataObject) -> None:
-    for machine, events in ((RecvPump(EDGE), RECV_EVENTS), (SendPump(EDGE), SEND_EVENTS)):
+    for script, events in ((SCRIPT_RECV, RECV_EVENTS), (SCRIPT_SEND, SEND_EVENTS)):
 
         def check(event: object, actions: tuple[Action, ...]) -> None:
             asked = [a for a in actions if isinstance(a, Effect) and not isinstance(a, IMMEDIATE)]
             assert len(asked) <= 1
             assert not asked or asked[0] is actions[-1]
 
-        walk(data, machine, events, check=check)
+        walk(data, script.somewhere(data, check), events, check=check)

@@ -69,6 +69,16 @@ class Script:
         name = next(name for name, (_, end) in self.scenarios.items() if end is state)
         return self.play(name)
 
+    def somewhere(self, data: DataObject, check: Check | None = None) -> Machine[Any]:
+        """A machine in any state that a scenario comes through, for a walk from there."""
+        machine = self.make()
+        steps, _ = self.scenarios[data.draw(st.sampled_from(tuple(self.scenarios)))]
+        for event, _ in steps[: data.draw(st.integers(0, len(steps)))]:
+            actions = machine.step(event, 0.0)
+            if check is not None:
+                check(event, actions)
+        return machine
+
     def ignored(self) -> list[tuple[StrEnum, type[Any]]]:
         """The rows that say: expected here, changes nothing; of states in which a scenario ends."""
         reached = {end for _, end in self.scenarios.values()}
@@ -110,7 +120,7 @@ def walk(
     machine: Machine[Any],
     strategies: Mapping[type[Any], SearchStrategy[Any]],
     *,
-    steps: int = 25,
+    steps: int = 15,
     check: Check | None = None,
 ) -> None:
     """Any events of `strategies` in any order, mostly such as the state expects, so that all states are
