@@ -85,7 +85,7 @@ TransitionObserver = Callable[[str, StrEnum, type[Any], StrEnum], None]
 
 
 class Machine(Generic[StateT]):
-    """Base of all machines. Subclasses give `NAME`, `INITIAL`, `TABLE` and handlers `(event, now) -> Outcome`."""
+    """Base of all machines. Subclasses give `NAME`, `INITIAL`, `TABLE`, handlers `(event, now) -> Outcome`."""
 
     NAME: ClassVar[str]
     INITIAL: ClassVar[StrEnum]
@@ -135,7 +135,7 @@ class Machine(Generic[StateT]):
         return actions
 
     def invalid(self, event: object) -> InvalidTransition:
-        """For a handler to raise before it changes anything: the event names what this machine does not have."""
+        """For a handler to raise before it changes anything: the event names what this machine has not."""
         return InvalidTransition(self.NAME, self.state, event)
 
     def set_timer(self, name: str, at: float) -> SetTimer:

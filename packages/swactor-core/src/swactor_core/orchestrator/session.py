@@ -27,8 +27,8 @@ from swactor_core.orchestrator.orchestrator import (
 from swactor_core.plugins import Plugins
 from swactor_core.spi.provider import Kind
 
-# A local node's death is known from its process at once; membership need not be quick to accuse a process that
-# kernel compilers on the same cores keep from running.
+# A local node's death is known from its process at once; membership need not be quick to accuse a process
+# that kernel compilers on the same cores keep from running.
 LOCAL_SWIM = {"profile": "local", "suspicion_min": 2.0, "suspicion_max": 3.0}
 
 
