@@ -1,7 +1,8 @@
 """A managed node process: `python -m swactor_core.node`, settings as one JSON line on standard input.
 
-Standard input stays open as the lifeline to the parent: its end stops the node. Standard output says nothing;
-standard error is talk. Exit 0 after an ordered stop, 1 after a fault.
+Standard input stays open as the lifeline to the parent: its end stops the node. Standard output has a faulted
+node's last words, messages of the control border, one a line: nobody else may have heard of a node that could
+not start. Standard error is talk. Exit 0 after an ordered stop, 1 after a fault.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import sys
 
 from swactor_core.config import NodeSettings, validated
 from swactor_core.errors import SwactorError
+from swactor_core.node.control import CONTROL
+from swactor_core.node.node import Node
 from swactor_core.node.process import die_with_parent, ignore_terminal_interrupt
 from swactor_core.node.serve import serve
 from swactor_core.plugins import load_plugins
@@ -35,12 +38,18 @@ def main() -> int:
         settings = validated(NodeSettings, json.loads(line), origin="node settings")
         plugins = load_plugins(blocked=settings.plugins.blocked)
         stdin = sys.stdin.fileno()
-        fault = asyncio.run(serve(settings, plugins, stop_on=(signal.SIGTERM,), lifeline=stdin))
+        built: list[Node] = []
+        fault = asyncio.run(
+            serve(settings, plugins, stop_on=(signal.SIGTERM,), lifeline=stdin, on_built=built.append)
+        )
     except SwactorError as error:
         report(f"{error.message}{f' ({error.hint})' if error.hint else ''}")
         return 1
     if fault is not None:
         report(fault.line())
+        with contextlib.suppress(OSError):  # nobody listens any more
+            for message in built[0].last_words(fault):
+                os.write(sys.stdout.fileno(), CONTROL.encode(message) + b"\n")
         return 1
     return 0
 

@@ -116,6 +116,7 @@ class ControlService:
         self._reports: ReportQueue | None = None
         self._channel: ControlChannel | None = None
         self.refused = 0
+        self.watched = False
         self._history = history
         bus.add_sink(self._event)
 
@@ -151,6 +152,7 @@ class ControlService:
             await channel.close()
             return
         self._channel = channel
+        self.watched = True
         self._reports = reports = ReportQueue()
         for event in self._history.events:
             reports.put_event(event)

@@ -34,6 +34,7 @@ from swactor_core.machines.node import (
 from swactor_core.machines.worker_ctl import GpuWorkerCtl, WorkerPolicy
 from swactor_core.messages import (
     Address,
+    EventReport,
     NodeAvailable,
     NodeFaulted,
     ProvisionStage,
@@ -147,6 +148,13 @@ class Node:
         await self._close_parts()
         await self.system.shutdown()
         self.data_plane.arena.close()
+
+    def last_words(self, fault: Fault) -> tuple[object, ...]:
+        """What a parent should know of a node that ended with `fault`: the events that no orchestrator was
+        there to hear, and the fault."""
+        unheard = () if self.control is not None and self.control.watched else tuple(self._history.events)
+        faulted = NodeFaulted(self.node_id, fault)
+        return (EventReport(unheard), faulted) if unheard else (faulted,)
 
     def _actor_failed(self, address: Address, error: Exception) -> None:
         log.error("%s:%d failed", address.component, address.key, exc_info=error)

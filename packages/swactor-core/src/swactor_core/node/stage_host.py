@@ -58,14 +58,14 @@ class StageHost:
         self._loader = loader
         self._to_orchestrator = to_orchestrator
         self.controller: StageController | None = None
+        # The latest, known here from its arrival on: the controller takes it in its own turn.
+        self._provision: ProvisionStage | None = None
         self.refused = 0
 
     def identities(self) -> dict[str, Any]:
         """Of the active run, for events of this node's edges and stage."""
-        if self.controller is None or self.controller.state is StageState.UNPROVISIONED:
-            return {}
-        plan = self.controller.provisioned
-        return {"run_id": plan.run_id, "stage_index": plan.stage_index}
+        plan = self._provision
+        return {} if plan is None else {"run_id": plan.run_id, "stage_index": plan.stage_index}
 
     @property
     def active(self) -> bool:
@@ -87,6 +87,7 @@ class StageHost:
             self._to_orchestrator(StageFault(message.run_id, message.stage_index, fault))
             return
         self._forget_last()
+        self._provision = message
         self.controller = StageController(teardown_bound=TEARDOWN_BOUND)
         actor = MachineActor(
             self._system,
@@ -101,9 +102,8 @@ class StageHost:
         self._system.tell(STAGE, message)
 
     def _why_not(self, message: ProvisionStage) -> str:
-        if self.active:
-            assert self.controller is not None
-            plan = self.controller.provisioned
+        plan = self._provision
+        if self.active and plan is not None:
             return f"run {plan.run_id} is active here as stage {plan.stage_index}"
         if not 0 <= message.stage_index < message.stage_count:
             return f"stage {message.stage_index} of {message.stage_count}"
@@ -114,24 +114,20 @@ class StageHost:
         return ""
 
     def _forget_last(self) -> None:
-        if self.controller is not None:
-            plan = self.controller.provisioned
+        plan = self._provision
+        if plan is not None:
             self._data_plane.forget((plan.inbound.edge_id, plan.outbound.edge_id))
             self._system.stop(STAGE)
 
     def stop_run(self, message: StopRun) -> None:
         """StopRun for the active run; for any other run there is nothing here to stop."""
-        if (
-            self.active
-            and self.controller is not None
-            and self.controller.provisioned.run_id == message.run_id
-        ):
+        if self.active and self._provision is not None and self._provision.run_id == message.run_id:
             self._system.tell(STAGE, message)
 
     def abandon(self) -> None:
         """The orchestrator is gone: stop the run locally, so that every lease is given back."""
-        if self.active and self.controller is not None:
-            self._system.tell(STAGE, StopRun(self.controller.provisioned.run_id))
+        if self.active and self._provision is not None:
+            self._system.tell(STAGE, StopRun(self._provision.run_id))
 
     def _route(self, action: Send) -> bool:
         if action.to.component is not Component.RUN:

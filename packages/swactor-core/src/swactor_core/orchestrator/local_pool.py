@@ -17,9 +17,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from swactor_core.codec import CodecError
 from swactor_core.config import ClusterConfig, NodeSettings
 from swactor_core.errors import ResourceError
 from swactor_core.ids import NodeId
+from swactor_core.node.control import CONTROL
 from swactor_core.node.worker_process import exit_text
 
 log = logging.getLogger(__name__)
@@ -39,9 +41,13 @@ class _Child:
 
 
 class LocalPool:
-    """`on_exit(node_id, detail)` hears of every child that ended before `stop`."""
+    """Before `stop`, `on_report(node_id, message)` gets a faulted child's last words, then `on_exit(node_id,
+    detail)` hears of its end."""
 
-    def __init__(self, on_exit: Callable[[NodeId, str], None]) -> None:
+    def __init__(
+        self, on_report: Callable[[NodeId, object], None], on_exit: Callable[[NodeId, str], None]
+    ) -> None:
+        self._on_report = on_report
         self._on_exit = on_exit
         self._children: list[_Child] = []
         self._stopping = False
@@ -55,7 +61,7 @@ class LocalPool:
                 "-m",
                 "swactor_core.node",
                 stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 env=environment,
             )
@@ -70,12 +76,20 @@ class LocalPool:
 
     async def _watch(self, child: _Child) -> None:
         assert child.process.stderr is not None
+        assert child.process.stdout is not None
+        words = asyncio.ensure_future(child.process.stdout.read())
         reader = asyncio.ensure_future(self._listen(child))
         await child.process.wait()
-        # A grandchild may hold the pipe open; what the node itself wrote is there at once.
-        await asyncio.wait((reader,), timeout=0.5)
+        # A grandchild may hold the pipes open; what the node itself wrote is there at once.
+        await asyncio.wait((reader, words), timeout=0.5)
         reader.cancel()
+        words.cancel()
         if not self._stopping:
+            for line in words.result().splitlines() if words.done() and not words.cancelled() else ():
+                try:
+                    self._on_report(child.node_id, CONTROL.decode(line))
+                except CodecError as error:
+                    log.warning("%s: bad last words: %s", child.name, error)
             said = next((line for line in reversed(child.talk) if line.startswith("error: ")), "")
             what = said.removeprefix("error: ") or f"its process {exit_text(child.process.returncode)}"
             self._on_exit(child.node_id, f"{child.name}: {what}")

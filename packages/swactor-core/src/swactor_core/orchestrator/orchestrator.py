@@ -182,7 +182,7 @@ class Orchestrator:
         self._peers = PeerBook(cluster, {bytes.fromhex(key) for key in cluster.orchestrators})
         self._peers.on_member = self._member_changed
         self._links: dict[NodeId, NodeLink] = {}
-        self._lost_before_run: list[NodeLost] = []
+        self._before_run: list[NodeLost | NodeFaulted] = []
         self._edge_ids = EdgeIdAllocator(secrets.randbits(32) << 16 | 1)
         self._run_ids = secrets.randbits(48)
         self._transport: Transport | None = None
@@ -325,9 +325,9 @@ class Orchestrator:
                 ),
             )
         self.system.tell(POOL, BeginPool())
-        for lost in self._lost_before_run:
-            self.system.tell(POOL, lost)
-        self._lost_before_run.clear()
+        for evidence in self._before_run:
+            self.system.tell(POOL, evidence)
+        self._before_run.clear()
         for member in self._membership.members() if self._membership is not None else ():
             self._member_changed(member)
         try:
@@ -355,13 +355,19 @@ class Orchestrator:
             self.system.tell(RUN, OperatorStop())
 
     def node_lost(self, node_id: NodeId, detail: str) -> None:
-        """Evidence from outside, for example that a local node's process has ended. Before `run` it is kept
-        for the run's pool."""
-        lost = NodeLost(node_id, by_membership=False, detail=detail)
+        """Evidence from outside, for example that a local node's process has ended."""
+        self._to_pool(NodeLost(node_id, by_membership=False, detail=detail))
+
+    def node_said(self, node_id: NodeId, message: object) -> None:
+        """A node's report that came another way than over its control link."""
+        self._report_from(node_id, message)
+
+    def _to_pool(self, evidence: NodeLost | NodeFaulted) -> None:
+        """Before `run` it is kept for the run's pool."""
         if self.system.lives(POOL):
-            self.system.tell(POOL, lost)
+            self.system.tell(POOL, evidence)
         else:
-            self._lost_before_run.append(lost)
+            self._before_run.append(evidence)
 
     def shutdown_nodes(self) -> None:
         """Asks every linked node to end; for pools that belong to this orchestrator."""
@@ -455,7 +461,9 @@ class Orchestrator:
                     self.bus.forward(event)
                 if dropped:
                     log.warning("node %016x dropped %d events", node_id, dropped)
-            case NodeAvailable() | NodeFaulted():
+            case NodeFaulted():
+                self._to_pool(message)
+            case NodeAvailable():
                 self.system.tell(POOL, message)
             case StageReady() | StageFault() | StageProgress() | StageStopped():
                 if message.run_id == self._run_ids and self.system.lives(RUN):

@@ -89,7 +89,10 @@ class LocalSession(_Session):
         self._arena_ceiling = arena_ceiling
         self._memory_bytes = memory_bytes
         self._objects = objects
-        self.pool = LocalPool(self._child_ended)
+        self.pool = LocalPool(self._child_said, self._child_ended)
+
+    def _child_said(self, node_id: NodeId, message: object) -> None:
+        self.orchestrator.node_said(node_id, message)
 
     def _child_ended(self, node_id: NodeId, detail: str) -> None:
         self.orchestrator.node_lost(node_id, detail)
