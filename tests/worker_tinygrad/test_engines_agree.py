@@ -75,12 +75,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("stages", [1, 2])
-def test_logits_agree(backend: Any, graph_backend: Any, model: Path, stages: int) -> None:
+@pytest.mark.parametrize("weights", ["mapped", "packed"])
+def test_logits_agree(
+    backend: Any, graph_backend: Any, model: Path, stages: int, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "settings", replace(backend.settings, weights=weights))
     prompt = [int(i) for i in np.random.default_rng(12).integers(0, VOCAB, 13)]
     options: dict[str, Any] = {"max_context": 32, "chunk": 5, "policy": TokenOutputPolicy.LOGITS}
     made = []
     for each, count in ((backend, stages), (graph_backend, 1)):
         pipeline = Pipeline(each, model, count, **options)
+        packed = bool(pipeline.roles[0].engine.packed_names)
+        assert packed == (each is backend and weights == "packed")
         rows = [pipeline.step(prompt, 0)]
         rows += [pipeline.step([token], len(prompt) + index) for index, token in enumerate((5, 70, 33))]
         made.append(np.array([np.frombuffer(row, "<f4") for row in rows]))
@@ -96,6 +102,18 @@ def test_the_engines_are_the_ones_asked_for(backend: Any, graph_backend: Any, mo
     for each, kind in ((backend, NativeEngine), (graph_backend, GraphEngine)):
         pipeline = Pipeline(each, model, 1)
         assert isinstance(pipeline.roles[0].engine, kind)
+        pipeline.close()
+
+
+def test_packing_is_left_out_where_memory_is_short(
+    backend: Any, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from swactor_worker_tinygrad import environment
+
+    for available, packed in ((1 << 30, True), (1 << 10, False)):
+        monkeypatch.setattr(environment, "available_memory", lambda value=available: value)
+        pipeline = Pipeline(backend, model, 1)
+        assert bool(pipeline.roles[0].engine.packed_names) == packed
         pipeline.close()
 
 

@@ -80,6 +80,16 @@ def run(team: Any, *entries: Sequence[int]) -> None:
     team.run(team.prepare(entries))
 
 
+def packed(kernels: Any, team: Any, kind: int, stored: np.ndarray) -> np.ndarray:
+    from swactor_worker_tinygrad.weights import BLOCKS
+
+    rows, row_bytes = stored.shape
+    made = np.full(-(-rows // 16) * 16 * row_bytes, 0xEE, np.uint8)
+    words = [address(made), address(stored), rows, row_bytes, BLOCKS[kind][1]]
+    run(team, [kernels.address("pack"), 2, *words])
+    return made
+
+
 def multiply(
     kernels: Any,
     team: Any,
@@ -89,15 +99,17 @@ def multiply(
     *,
     parts: int = 1,
     extra: Any = None,
+    lanes: bool = False,
 ) -> np.ndarray:
     rows, (tokens, columns) = len(stored), x.shape
     out = np.full((tokens, rows), np.nan, np.float32)
-    scratch = np.zeros(4 * columns * team.threads, np.float32)
+    scratch = np.zeros(18 * columns * team.threads + tokens * columns, np.float32)
     bias, residual = extra if extra is not None else (None, None)
     words = [address(bias) if bias is not None else 0, address(residual) if residual is not None else 0]
-    kernel = kernels.address("matmul", kind)
+    weights = packed(kernels, team, kind, stored) if lanes else stored
+    kernel = kernels.address("matmul_lanes" if lanes else "matmul", kind)
     shape = [rows, columns, tokens, rows]
-    run(team, [kernel, parts, address(out), address(x), address(stored), *shape, *words, address(scratch)])
+    run(team, [kernel, parts, address(out), address(x), address(weights), *shape, *words, address(scratch)])
     return out
 
 
@@ -111,22 +123,34 @@ def test_rows_are_the_dequantised_rows(kernels: Any, team: Any, name: str) -> No
     np.testing.assert_allclose(out, values[ids], rtol=2e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", TYPES)
-def test_products_equal_the_dequantised_products(kernels: Any, team: Any, name: str) -> None:
-    kind, stored, values = stored_weights(name, 11, 512)
+LAYOUTS = [(name, False) for name in TYPES] + [(name, True) for name in BLOCKS]
+
+
+@pytest.mark.parametrize(("name", "lanes"), LAYOUTS)
+def test_products_equal_the_dequantised_products(kernels: Any, team: Any, name: str, lanes: bool) -> None:
+    kind, stored, values = stored_weights(name, 37, 512)
     x = np.random.default_rng(2).standard_normal((6, 512)).astype(np.float32)
-    out = multiply(kernels, team, kind, stored, x, parts=2)
-    np.testing.assert_allclose(out, x.astype(np.float64) @ values.astype(np.float64).T, rtol=1e-4, atol=1e-3)
+    out = multiply(kernels, team, kind, stored, x, parts=2, lanes=lanes)
+    expected = x.astype(np.float64) @ values.astype(np.float64).T
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=2e-5 * np.abs(values).max() * 512**0.5)
 
 
-@pytest.mark.parametrize("name", TYPES)
-def test_many_rows_give_the_bits_of_one_row(kernels: Any, team: Any, name: str) -> None:
-    kind, stored, _ = stored_weights(name, 10, 256)
+@pytest.mark.parametrize(("name", "lanes"), LAYOUTS)
+def test_many_rows_give_the_bits_of_one_row(kernels: Any, team: Any, name: str, lanes: bool) -> None:
+    kind, stored, _ = stored_weights(name, 20, 256)
     x = np.random.default_rng(3).standard_normal((7, 256)).astype(np.float32)
-    together = multiply(kernels, team, kind, stored, x)
+    together = multiply(kernels, team, kind, stored, x, lanes=lanes)
     for row in range(7):
-        alone = multiply(kernels, team, kind, stored, np.ascontiguousarray(x[row : row + 1]))
+        alone = multiply(kernels, team, kind, stored, np.ascontiguousarray(x[row : row + 1]), lanes=lanes)
         assert alone.tobytes() == together[row : row + 1].tobytes()
+
+
+def test_packing_lays_rows_side_by_side(kernels: Any, team: Any) -> None:
+    kind, stored, _ = stored_weights("Q4_1", 21, 64)
+    made = packed(kernels, team, kind, stored).reshape(2, 2, 20, 16)  # (rows / 16, blocks, bytes, lanes)
+    np.testing.assert_array_equal(made[0, 1, 7], stored[:16, 20 + 7])
+    np.testing.assert_array_equal(made[1, 0, 3, :5], stored[16:, 3])
+    assert not made[1, :, :, 5:].any()
 
 
 @pytest.mark.parametrize("name", FLOATS)
@@ -137,12 +161,14 @@ def test_float_rows_of_any_length(kernels: Any, team: Any, name: str, columns: i
     np.testing.assert_allclose(multiply(kernels, team, kind, stored, x), x @ values.T, rtol=1e-5, atol=1e-5)
 
 
-def test_bias_and_residual_are_added_in_place(kernels: Any, team: Any) -> None:
-    kind, stored, values = stored_weights("Q4_1", 8, 64)
+@pytest.mark.parametrize("lanes", [False, True])
+@pytest.mark.parametrize("rows", [8, 21])
+def test_bias_and_residual_are_added(kernels: Any, team: Any, rows: int, lanes: bool) -> None:
+    kind, stored, values = stored_weights("Q4_1", rows, 64)
     generator = np.random.default_rng(5)
-    x, bias = generator.standard_normal((2, 64)).astype(np.float32), np.arange(8, dtype=np.float32)
-    residual = generator.standard_normal((2, 8)).astype(np.float32)
-    out = multiply(kernels, team, kind, stored, x, extra=(bias, residual))
+    x, bias = generator.standard_normal((2, 64)).astype(np.float32), np.arange(rows, dtype=np.float32)
+    residual = generator.standard_normal((2, rows)).astype(np.float32)
+    out = multiply(kernels, team, kind, stored, x, extra=(bias, residual), lanes=lanes)
     np.testing.assert_allclose(out, x @ values.T + bias + residual, rtol=1e-5, atol=1e-4)
 
 
@@ -281,7 +307,7 @@ COMPILERS_HERE = [name for name in COMPILERS if shutil.which(name) is not None]
 def test_sources_compile_for_old_compilers_and_processors(compiler: str, march: str) -> None:
     from swactor_worker_tinygrad.native import source
 
-    for kernel, kind in (("matmul", 11), ("rows", 1), ("attention", None), ("run", None)):
+    for kernel, kind in (("matmul", 1), ("matmul_lanes", 3), ("attention", None), ("run", None)):
         built = subprocess.run(
             [
                 compiler,

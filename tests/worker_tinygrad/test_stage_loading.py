@@ -87,6 +87,19 @@ def test_weights_are_the_file_itself(backend: Any) -> None:
     files.close()
 
 
+def test_bytes_that_were_let_go_can_be_read_again(backend: Any) -> None:
+    from swactor_worker_tinygrad.weights import WeightFiles
+
+    refs = manifest_of(MODEL).tensors
+    files = WeightFiles("CPU")
+    files.open(refs)
+    before = [files.stored(ref).tobytes() for ref in refs]
+    for ref in refs:
+        files.let_go(ref)
+    assert [files.stored(ref).tobytes() for ref in refs] == before
+    files.close()
+
+
 def test_a_misaligned_file_is_copied_and_gives_the_same_ids(either: Any, tmp_path: Path) -> None:
     shifted = tmp_path / "shifted.gguf"
     shifted.write_bytes(b"\0" * 9 + MODEL.read_bytes())

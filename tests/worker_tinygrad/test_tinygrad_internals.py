@@ -88,6 +88,14 @@ def test_tensor_at_address_reads_foreign_memory(internals: Any) -> None:
     np.testing.assert_array_equal((tensor + 1).numpy(), data[32:] + 1)
 
 
+def test_large_memory_is_zeroed_and_may_fail(internals: Any) -> None:
+    room = internals.large_memory(1 << 22)
+    assert room.flags.writeable
+    assert not room.any()
+    with pytest.raises(MemoryError):
+        internals.large_memory(1 << 60)
+
+
 def test_release_unused_empties_the_allocator(internals: Any) -> None:
     from tinygrad import Device
 

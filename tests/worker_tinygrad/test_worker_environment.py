@@ -34,6 +34,7 @@ def bare_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"device": 3}, "device = 3 is not a string"),
         ({"device": "TPU"}, "device 'TPU' is not known"),
         ({"kernels": "fast"}, "kernels = 'fast'"),
+        ({"weights": "copied"}, "weights = 'copied'"),
         ({"threads": 0}, "threads = 0"),
         ({"threads": "2"}, "threads = '2'"),
         ({"threads": True}, "threads = True"),
@@ -199,3 +200,17 @@ def test_facts_name_device_and_versions(backend: Any) -> None:
     assert facts["tinygrad"] == "0.14.0"
     assert facts["free_bytes"] > 0
     assert "clang" in facts["compiler"]
+
+
+def test_available_memory_respects_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "/proc/meminfo": "MemTotal: 100 kB\nMemAvailable: 64 kB\n",
+        "/sys/fs/cgroup/memory.max": "max\n",
+        "/sys/fs/cgroup/memory.current": "30000\n",
+    }
+    monkeypatch.setattr(Path, "read_text", lambda self: files[str(self)])
+    assert environment.available_memory() == 64 * 1024
+    files["/sys/fs/cgroup/memory.max"] = "50000\n"
+    assert environment.available_memory() == 20000
+    files["/proc/meminfo"] = "nothing"
+    assert environment.available_memory() == 0

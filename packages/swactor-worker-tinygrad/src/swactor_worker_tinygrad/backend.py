@@ -15,6 +15,7 @@ from swactor_core.errors import ResourceError
 from swactor_core.faults import RoleFailure
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.specs import DTypeFamily, ObjectKind, ObjectSpec, align_up
+from swactor_core.spi.loader import TensorRef
 from swactor_core.spi.worker import LoadProgress, RoleError, StageConfig
 
 from swactor_worker_tinygrad import environment
@@ -147,6 +148,7 @@ class TinygradBackend:
                 context=context,
                 chunk=chunk,
                 threads=self.settings.threads,
+                packing=self._packs(wanted),
                 blocks=blocks,
                 norm_and_head=ends,
                 embedding=None if tensors.embedding is None else bound[tensors.embedding.name],
@@ -190,10 +192,20 @@ class TinygradBackend:
             if config.manifest.last:
                 engine.project(count)
             progress(LoadProgress("compile", len(steps) + done + 1, total))
+        for ref in config.manifest.tensors:
+            if ref.name in engine.packed_names:
+                files.let_go(ref)
         role = LlamaStage(config, engine=engine, bridge=self._bridge, files=files)
         self._roles.append(role)
         progress(LoadProgress("ready", 1, 1))
         return role
+
+    def _packs(self, wanted: list[TensorRef]) -> bool:
+        """Whether quantised matrices are laid out anew: that is faster, but needs their size again in memory,
+        of which at most half of what is free is taken."""
+        if self.settings.weights != "auto":
+            return self.settings.weights == "packed"
+        return sum(ref.nbytes for ref in wanted) <= environment.available_memory() // 2
 
     def close(self) -> None:
         """Closes every role and frees what is left on the device. Idempotent."""

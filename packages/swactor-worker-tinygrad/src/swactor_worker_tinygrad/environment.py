@@ -23,7 +23,7 @@ from swactor_core.errors import ConfigError, ResourceError
 
 TINYGRAD_VERSION = "0.14.0"
 KNOWN_DEVICES = ("CPU", "CUDA", "METAL", "AMD", "NV", "QCOM", "CL", "WEBGPU", "PYTHON")
-SETTINGS = ("device", "cc", "kernels", "threads")
+SETTINGS = ("device", "cc", "kernels", "threads", "weights")
 COMPILERS = ("clang-19", "clang-18", "clang-17", "clang-16", "clang-15", "clang-14", "clang")
 INSTALL_CLANG = "apt-get install clang"
 _READ_AS_NUMBERS = (
@@ -48,13 +48,15 @@ class WorkerSettings:
 
     `device` is a kind, with a renderer or an index where wanted (`CPU`, `CUDA`, `CUDA:PTX`, `CUDA:1`); `cc` a
     compiler's name, or empty; `kernels` is `native` (hand-written kernels where the device has them) or
-    `graph` (tinygrad's own kernels everywhere); `threads` run the native kernels.
+    `graph` (tinygrad's own kernels everywhere); `threads` run the native kernels; `weights` is `packed` (laid
+    out anew in memory for speed), `mapped` (read from the file), or `auto`: packed where memory is plenty.
     """
 
     device: str
     cc: str
     kernels: str
     threads: int
+    weights: str
 
     @property
     def device_kind(self) -> str:
@@ -95,13 +97,18 @@ def read_settings(settings: Mapping[str, object]) -> WorkerSettings:
         raise ConfigError(
             f"worker tinygrad: device {device!r} is not known", hint=f"use one of {', '.join(KNOWN_DEVICES)}"
         )
-    kernels = str(settings.get("kernels", "")) or "native"
-    if kernels not in ("native", "graph"):
-        raise ConfigError(f"worker tinygrad: kernels = {kernels!r} is not known", hint="use native or graph")
+    chosen = {}
+    for name, choices in (("kernels", ("native", "graph")), ("weights", ("auto", "packed", "mapped"))):
+        chosen[name] = str(settings.get(name, "")) or choices[0]
+        if chosen[name] not in choices:
+            raise ConfigError(
+                f"worker tinygrad: {name} = {chosen[name]!r} is not known", hint=f"use {', '.join(choices)}"
+            )
     return WorkerSettings(
         device=kind.upper() + device[len(kind) :],
         cc=str(settings.get("cc", "")),
-        kernels=kernels,
+        kernels=chosen["kernels"],
+        weights=chosen["weights"],
         threads=int(str(settings.get("threads", 0))) or default_threads(),
     )
 
@@ -117,6 +124,24 @@ def default_threads() -> int:
     except (OSError, ValueError, ZeroDivisionError):
         pass  # no such limit here
     return max(1, min(8, int(cores) // 2))
+
+
+def available_memory() -> int:
+    """Bytes that can be had without paging, within this container's limit; 0 where nobody says."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        fields = dict(line.split(":", 1) for line in lines)
+        available = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError, IndexError):
+        return 0
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        if limit != "max":
+            used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+            available = min(available, max(0, int(limit) - used))
+    except (OSError, ValueError):
+        pass  # no such limit here
+    return available
 
 
 def find_compiler(wanted: str = "") -> str:

@@ -200,6 +200,11 @@ class GraphEngine:
         blobs = [weight.blob for weight in self._blocks[index].values()]
         return [x, result, *self._caches[index], *self._tables, *blobs]
 
+    @property
+    def packed_names(self) -> frozenset[str]:
+        """Matrices whose stored bytes are no longer read: none."""
+        return frozenset()
+
     def count(self, remaining: int) -> int:
         """How many of `remaining` rows the next step takes."""
         return min(self.chunk, remaining)

@@ -8,13 +8,16 @@ Import only after `environment.prepare`.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tinygrad import Device, Tensor, TinyJit, dtypes
 from tinygrad.device import Buffer, TinyELF
 from tinygrad.dtype import DType
@@ -41,6 +44,7 @@ __all__ = [
     "cpu_compiler",
     "dequantise",
     "graph_types",
+    "large_memory",
     "new_buffer",
     "open_device",
     "position_variable",
@@ -87,6 +91,18 @@ def release_unused(device: str) -> None:
     allocator = Device[device].allocator
     if hasattr(allocator, "free_cache"):
         allocator.free_cache()
+
+
+def large_memory(nbytes: int) -> NDArray[np.uint8]:
+    """Zeroed host memory in large pages where the system has them. Raises MemoryError."""
+    try:
+        room = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{nbytes} bytes cannot be had on the host") from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            room.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(room, np.uint8)
 
 
 def tensor_of(buffer: Buffer, shape: tuple[int, ...], dtype: DType, byte_offset: int = 0) -> Tensor:

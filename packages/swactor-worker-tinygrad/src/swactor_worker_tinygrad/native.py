@@ -38,13 +38,16 @@ TYPES = {
     30: "TYPE_BF16",
 }
 LANES = 16
-_PANEL_ROWS = 4
 _QUERIES = 4
 
 
-def panel_words(columns: int, threads: int) -> int:
-    """f32 words of scratch that `matmul.c` needs for rows of `columns` values."""
-    return _PANEL_ROWS * columns * threads
+# types whose blocks `native/pack.c` can lay side by side
+LANE_TYPES = frozenset(TYPES) - {0, 1, 30}
+
+
+def matmul_words(columns: int, tokens: int, threads: int) -> int:
+    """f32 words of scratch that either matmul needs for `tokens` rows of `columns` values."""
+    return threads * (18 * columns + tokens * columns // LANES)
 
 
 def shares_words(context: int, threads: int) -> int:
@@ -62,7 +65,8 @@ def source(kernel: str, ggml_type: int | None = None) -> str:
     folder = files(__package__) / "native"
     parts = [(folder / "common.h").read_text()]
     if ggml_type is not None:
-        parts += [f"#define {TYPES[ggml_type]}\n", (folder / "types.h").read_text()]
+        blocks = "lanes.h" if kernel == "matmul_lanes" else "types.h"
+        parts += [f"#define {TYPES[ggml_type]}\n", (folder / blocks).read_text()]
     return "\n".join([*parts, (folder / f"{kernel}.c").read_text()])
 
 

@@ -7,24 +7,26 @@ step is one call into machine code, which runs the whole stage and reads weights
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
-from swactor_core.specs import align_up
+from swactor_core.specs import CACHE_LINE, align_up
 
 from swactor_worker_tinygrad import internals
 from swactor_worker_tinygrad.native import (
+    LANE_TYPES,
     LANES,
     TYPES,
     KernelList,
     Kernels,
     Team,
     float_bits,
-    panel_words,
+    matmul_words,
     shares_words,
 )
 from swactor_worker_tinygrad.parameters import LlamaParameters
-from swactor_worker_tinygrad.weights import F32, HOST_TYPES, Weight, unpack_on_host
+from swactor_worker_tinygrad.weights import BLOCKS, F32, HOST_TYPES, Weight, unpack_on_host
 
 BlockWeights = dict[str, Weight]
 _MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
@@ -35,6 +37,11 @@ def can_compute(ggml_types: set[int], graph_types: frozenset[int]) -> bool:
     """Whether matrices of these types are best computed here: each has a kernel, or must be unpacked anyway
     because the graph cannot read it either."""
     return all(kind in TYPES or (kind in HOST_TYPES and kind not in graph_types) for kind in ggml_types)
+
+
+def _packed_bytes(weight: Weight) -> int:
+    """Bytes of a packed matrix: as stored, the rows filled up to a multiple of sixteen."""
+    return len(weight.stored) // weight.shape[0] * align_up(weight.shape[0], LANES)
 
 
 class NativeEngine:
@@ -56,12 +63,18 @@ class NativeEngine:
         context: int,
         chunk: int,
         threads: int,
+        packing: bool,
         blocks: list[BlockWeights],
         norm_and_head: tuple[Weight, Weight] | None,
         embedding: Weight | None,
         rope: tuple[NDArray[np.float32], NDArray[np.float32]],
     ) -> None:
-        """Allocates cache and working memory. Raises MemoryError. `context` is the cache's rows."""
+        """Allocates cache and working memory. Raises MemoryError.
+
+        `context` is the cache's rows. With `packing`, quantised matrices are laid out anew in memory
+        (`native/pack.c`); otherwise they are read from the file map.
+        """
+        self.packing = packing
         self.parameters, self.threads = parameters, threads
         self._context = align_up(context, LANES)
         self._device = device
@@ -70,6 +83,8 @@ class NativeEngine:
         self._kept: list[NDArray[np.float32]] = []
         self._kernels = Kernels()
         self._team: Team | None = None
+        self._packed: dict[str, int] = {}
+        self._packed_room: NDArray[np.uint8] | None = None
         p = parameters
         self._tables = [self._constant(table) for table in rope]
         self._caches = [
@@ -88,9 +103,8 @@ class NativeEngine:
         self._attended = self._room(chunk * p.attended_width)
         self._gate = self._room(chunk * p.feed_forward_dim)
         self._up = self._room(chunk * p.feed_forward_dim)
-        self._panel = self._room(
-            panel_words(max(p.hidden_dim, p.feed_forward_dim, p.attended_width), threads)
-        )
+        widest = max(p.hidden_dim, p.feed_forward_dim, p.attended_width)
+        self._scratch = self._room(matmul_words(widest, chunk, threads))
         self._shares = self._room(shares_words(self._context, threads))
         self._position = np.zeros(1, np.uint64)
         self._lists: dict[int, KernelList] = {}
@@ -124,24 +138,58 @@ class NativeEngine:
 
     def compile_steps(self) -> list[Callable[[], None]]:
         """Building of each kernel, then of the lists: parts that may be reported and interrupted between."""
-        matrices = [block[name + ".weight"] for block in self._blocks for name in _MATRICES]
-        if self._norm_and_head is not None:
-            matrices.append(self._norm_and_head[1])
+        matrices = self._matrices()
+        kinds = sorted({weight.ggml_type for weight in matrices})
         wanted: list[tuple[str, int | None]] = [("run", None)]
-        wanted += [("matmul", kind) for kind in sorted({weight.ggml_type for weight in matrices})]
+        wanted += [(self._product_of(kind), kind) for kind in kinds]
         wanted += [(name, None) for name in ("norm", "rope", "attention", "gate")]
         if self._embedding is not None:
             wanted.append(("rows", self._embedding.ggml_type))
+        packed = [weight for weight in matrices if self._product_of(weight.ggml_type) == "matmul_lanes"]
+        if packed:
+            wanted.append(("pack", None))
+        steps: list[Callable[[], None]] = [partial(self._build, *each) for each in wanted]
+        steps.append(partial(self._start, packed))
+        steps += [partial(self._pack, weight) for weight in packed]
+        steps += [partial(self._prepare, count) for count in (1, self._chunk)]
+        return steps
 
-        def build(name: str, kind: int | None) -> Callable[[], None]:
-            return lambda: (self._kernels.address(name, kind), None)[1]
+    def _matrices(self) -> list[Weight]:
+        found = [block[name + ".weight"] for block in self._blocks for name in _MATRICES]
+        return found if self._norm_and_head is None else [*found, self._norm_and_head[1]]
 
-        return [*(build(*each) for each in wanted), self._start]
+    def _product_of(self, ggml_type: int) -> str:
+        """The kernel that multiplies with matrices of this type."""
+        return "matmul_lanes" if self.packing and ggml_type in LANE_TYPES else "matmul"
 
-    def _start(self) -> None:
+    def _build(self, name: str, kind: int | None) -> None:
+        self._kernels.address(name, kind)
+
+    def _start(self, packed: list[Weight]) -> None:
+        """Starts the threads and takes the memory that packed matrices will lie in."""
         self._team = Team(self._kernels, self.threads)
-        for count in (1, self._chunk):
-            self._list(count)
+        places, total = {}, 0
+        for weight in packed:
+            places[weight.name] = total
+            total += align_up(_packed_bytes(weight), CACHE_LINE)
+        if total:
+            self._packed_room = internals.large_memory(total + CACHE_LINE)
+            start = self._packed_room.ctypes.data
+            start += -start % CACHE_LINE
+            self._packed = {name: start + place for name, place in places.items()}
+
+    def _pack(self, weight: Weight) -> None:
+        assert self._team is not None
+        rows, columns = weight.shape
+        values, block_bytes = BLOCKS[weight.ggml_type]
+        row_bytes = columns // values * block_bytes
+        source = internals.address_of(internals.buffer_of(weight.blob))
+        parts = self._parts(rows // LANES, rows * row_bytes)
+        words = [self._packed[weight.name], source, rows, row_bytes, block_bytes]
+        self._team.run(self._team.prepare([[self._kernels.address("pack"), parts, *words]]))
+
+    def _prepare(self, count: int) -> None:
+        self._list(count)
 
     def _list(self, count: int) -> KernelList:
         """The stage's kernels for `count` rows, put together when first needed."""
@@ -177,11 +225,11 @@ class NativeEngine:
         self, out: int, x: int, weight: Weight, rows: int, *, bias: Weight | None = None, residual: int = 0
     ) -> Entry:
         height, columns = weight.shape
-        kernel = self._kernels.address("matmul", weight.ggml_type)
-        blob = internals.address_of(internals.buffer_of(weight.blob))
+        kernel = self._kernels.address(self._product_of(weight.ggml_type), weight.ggml_type)
+        blob = self._packed.get(weight.name) or internals.address_of(internals.buffer_of(weight.blob))
         added = 0 if bias is None else self._vector(bias)
-        parts = self._parts(height // 4, height * columns * rows)
-        return [kernel, parts, out, x, blob, height, columns, rows, height, added, residual, self._panel]
+        parts = self._parts(height // LANES, height * columns * rows)
+        return [kernel, parts, out, x, blob, height, columns, rows, height, added, residual, self._scratch]
 
     def _block(self, rows: int, weights: BlockWeights, cache: tuple[int, int]) -> list[Entry]:
         p, kernels = self.parameters, self._kernels
@@ -221,6 +269,11 @@ class NativeEngine:
             [kernels.address("gate"), self._parts(gated, gated), self._gate, self._up, gated],
             linear(x, self._gate, "ffn_down", residual=x),
         ]
+
+    @property
+    def packed_names(self) -> frozenset[str]:
+        """Matrices whose stored bytes are no longer read."""
+        return frozenset(self._packed)
 
     # Steps.
 
@@ -279,3 +332,5 @@ class NativeEngine:
         self._blocks, self._norm_and_head, self._embedding = [], None, None
         self._buffers.clear()
         self._kept.clear()
+        self._packed.clear()
+        self._packed_room = None

@@ -183,6 +183,13 @@ class WeightFiles:
             blob = internals.tensor_at_address(stored.ctypes.data, len(stored), self.device)
         return Weight(ref.name, blob, stored, ggml_type, shape)
 
+    def let_go(self, ref: TensorRef) -> None:
+        """Says that the tensor's bytes are not needed soon; reading them again is slower, not wrong."""
+        start = -(-ref.offset // PAGE) * PAGE
+        end = (ref.offset + ref.nbytes) // PAGE * PAGE
+        if end > start:
+            self._maps[ref.path].madvise(mmap.MADV_DONTNEED, start, end - start)
+
     def close(self) -> None:
         """Unmaps the files. Tensors bound on host memory must not be used afterwards. Idempotent."""
         self._owned.clear()

@@ -23,6 +23,19 @@ INLINE bytes load_bytes(const uint8_t *p) { return *(const bytes *)p; }
 INLINE floats of_bytes(bytes v) { return __builtin_convertvector(v, floats); }
 INLINE floats of_chars(chars v) { return __builtin_convertvector(v, floats); }
 
+/* The non-linear 4-bit values of IQ4_NL and IQ4_XS. */
+INLINE chars nonlinear(bytes q) {
+  const chars table = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+#if defined(__SSSE3__)
+  typedef char narrow __attribute__((vector_size(16)));
+  return (chars)__builtin_ia32_pshufb128((narrow)table, (narrow)q);
+#else
+  chars result;
+  for (int i = 0; i < 16; i++) result[i] = table[q[i]];
+  return result;
+#endif
+}
+
 /* f16 to f32 by bits: exact for all finite values, and needs no processor feature. */
 INLINE float half_bits(uint32_t h) {
   union { uint32_t u; float f; } magnitude = {(h & 0x7fff) << 13}, power = {0x77800000}; /* 2^112 */

@@ -25,19 +25,6 @@ INLINE void scale_and_minimum(const uint8_t *q, int g, float *scale, float *mini
   }
 }
 
-/* The non-linear 4-bit values of IQ4_NL and IQ4_XS. */
-INLINE chars nonlinear(bytes q) {
-  const chars table = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-#if defined(__SSSE3__)
-  typedef char narrow __attribute__((vector_size(16)));
-  return (chars)__builtin_ia32_pshufb128((narrow)table, (narrow)q);
-#else
-  chars result;
-  for (int i = 0; i < 16; i++) result[i] = table[q[i]];
-  return result;
-#endif
-}
-
 #if defined(TYPE_F32)
 #define GROUPS 1
 #define BLOCK_BYTES 128
