@@ -85,7 +85,7 @@ TransitionObserver = Callable[[str, StrEnum, type[Any], StrEnum], None]
 
 
 class Machine(Generic[StateT]):
-    """Base of all machines. Subclasses give `NAME`, `INITIAL`, `TABLE`, handlers `(event, now) -> Outcome`."""
+    """Base of all machines. Subclasses: `NAME`, `INITIAL`, `TABLE`, handlers `(event, now) -> Outcome`."""
 
     NAME: ClassVar[str]
     INITIAL: ClassVar[StrEnum]
