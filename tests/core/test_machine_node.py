@@ -27,6 +27,7 @@ from swactor_core.machines.node import (
     StartMembership,
     StartTransport,
     TransportStarted,
+    WithdrawAvailable,
 )
 from swactor_core.messages import (
     Address,
@@ -39,6 +40,7 @@ from swactor_core.messages import (
     ShutdownWorker,
     StartWorker,
     TimerFired,
+    WorkerCrashed,
     WorkerGone,
     WorkerRunning,
 )
@@ -144,6 +146,14 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
     ),
     "what is announced is the last worker's": (
         [*AVAILABLE, (running(GPU), (AnnounceAvailable(GPU),))],
+        S.NODE_AVAILABLE,
+    ),
+    "between two workers no run can be served": (
+        [
+            *AVAILABLE,
+            (WorkerCrashed(WorkerGeneration(1), "died"), (WithdrawAvailable(),)),
+            (running(GPU), (AnnounceAvailable(GPU),)),
+        ],
         S.NODE_AVAILABLE,
     ),
     "an ordered end: worker, then parts": (

@@ -22,7 +22,15 @@ from swactor_core.machines.pool import (
     PoolState,
     ReportPool,
 )
-from swactor_core.messages import Address, NodeAvailable, NodeFaulted, NodeLost, Shutdown, TimerFired
+from swactor_core.messages import (
+    Address,
+    NodeAvailable,
+    NodeFaulted,
+    NodeLost,
+    Shutdown,
+    TimerFired,
+    WatchRefused,
+)
 from swactor_core.spi.membership import Member, MemberState
 from swactor_testing.scripts import Script, Steps, event_strategies, walk
 
@@ -94,6 +102,7 @@ def waiting(node: NodeId, by_membership: bool = True) -> Send:
     return aborted(reason, component, "gone", node_id=node)
 
 
+REFUSED = aborted(FaultReason.PROVISIONING_REJECTED, Component.NODE, "node-1: not authorised", node_id=A)
 PATIENT: dict[str, tuple[Steps, StrEnum]] = {
     "fresh": ([], S.WAITING_FOR_NODES),
     "begun": (BEGUN, S.WAITING_FOR_NODES),
@@ -196,7 +205,41 @@ PATIENT: dict[str, tuple[Steps, StrEnum]] = {
         [*READY, (available(B, epoch=2), (RESTARTED_B, UNAVAILABLE))],
         S.WAITING_FOR_NODES,
     ),
+    "a node that is busy is waited for, and the reason is said": (
+        [
+            *ONE,
+            (WatchRefused(B, "busy", final=False), (report(UNKNOWN.format(B)),)),
+            (member(B), (report("node-2: busy"),)),
+            (available(B), (window(2), report())),
+            (WatchRefused(STRANGER, "busy", final=True), ()),
+            (WatchRefused(B, "busy", final=False), (WINDOW, report("node-2: busy"))),
+        ],
+        S.WAITING_FOR_NODES,
+    ),
+    "a node that became busy when all were ready": (
+        [
+            *READY,
+            (WatchRefused(STRANGER, "busy", final=True), ()),
+            (
+                WatchRefused(B, "busy", final=False),
+                (Emit(EventName.POOL_LOST, {"waiting": ["node-2: busy"]}), report("node-2: busy")),
+            ),
+        ],
+        S.WAITING_FOR_NODES,
+    ),
     # --- the end of waiting ---
+    "a node that never will serve this orchestrator: waiting": (
+        [*ONE, (WatchRefused(A, "not authorised", final=True), (DEADLINE, REFUSED))],
+        S.ABORTED,
+    ),
+    "a node that never will serve this orchestrator: converging": (
+        [*CONVERGING, (WatchRefused(A, "not authorised", final=True), (WINDOW, DEADLINE, REFUSED))],
+        S.ABORTED,
+    ),
+    "a node that never will serve this orchestrator: ready": (
+        [*READY, (WatchRefused(A, "not authorised", final=True), (REFUSED,))],
+        S.ABORTED,
+    ),
     "the deadline names who is missing": (
         [
             *ONE,
@@ -388,3 +431,9 @@ def test_ready_means_that_every_candidate_is_alive_and_available_in_its_present_
                     assert nodes[node.node_id] == node
 
     walk(data, SCRIPT.somewhere(data, check), EVENTS, steps=25, check=check)
+
+
+def test_a_candidate_that_membership_never_showed_has_its_name_of_the_cluster() -> None:
+    gate = PoolGate((A, B), convergence_window=2.0, deadline=60.0, wait_for_lost=True, names={A: "a"})
+    (_, shown) = gate.step(BeginPool(), 0.0)
+    assert shown == report("a: not in membership", UNKNOWN.format(B))

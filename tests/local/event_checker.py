@@ -58,7 +58,8 @@ IDENTITY: dict[str, tuple[str, ...]] = {
 @dataclass(frozen=True, slots=True)
 class Rule:
     """Each `after` was preceded by a `before` that agrees in `same`. With `every`, by one `before` of every
-    stage. `shift` is added to the identity named by its key before the two are compared."""
+    stage. `shift` is added to the identity named by its key before the two are compared. `unordered`: the two
+    reach the orchestrator on different ways, so that of a run that it did not finish one may be missing."""
 
     before: str
     after: str
@@ -66,6 +67,7 @@ class Rule:
     every: bool = False
     shift: tuple[str, int] | None = None
     only_stage: str = ""
+    unordered: bool = False
 
 
 ORDER: tuple[Rule, ...] = (
@@ -98,8 +100,8 @@ ORDER: tuple[Rule, ...] = (
     Rule("execute_step_started", "step_completed", ("stage_index", "sequence")),
     Rule("step_completed", "execute_step_started", ("stage_index",), shift=("sequence", 1)),
     # the token's path: stage by stage, home, and only then the next sequence
-    Rule("object_produced", "object_loaded", ("sequence",), shift=("stage_index", 1)),
-    Rule("execute_step_started", "token_received", ("sequence",), only_stage="last"),
+    Rule("object_produced", "object_loaded", ("sequence",), shift=("stage_index", 1), unordered=True),
+    Rule("execute_step_started", "token_received", ("sequence",), only_stage="last", unordered=True),
     Rule("token_received", "object_loaded", (), shift=("sequence", 1), only_stage="first"),
     Rule("token_received", "token_received", (), shift=("sequence", 1)),
     Rule("token_received", "run_completed"),
@@ -138,14 +140,16 @@ def check(
     killed_nodes: Collection[str] = (),
     torn_down: bool = True,
     unproven: bool = False,
+    veterans: bool = False,
 ) -> None:
     """Judges one run's stream.
 
     `killed_nodes` are ids of nodes that were ended from outside: nothing is asked of their teardown.
     `torn_down` False: the orchestrator itself was ended, the stream may stop anywhere. `unproven` True: the
-    teardown may name what it could not prove, and only those rings may stay leased.
+    teardown may name what it could not prove, and only those rings may stay leased. `veterans` True: nodes
+    may have served earlier runs, whose events are not in this stream.
     """
-    stream = _Stream(events, frozenset(killed_nodes), torn_down, unproven)
+    stream = _Stream(events, frozenset(killed_nodes), torn_down, unproven, veterans)
     breaches = list(stream.breaches())
     if breaches:
         raise EventViolation("\n".join(breaches))
@@ -153,12 +157,18 @@ def check(
 
 class _Stream:
     def __init__(
-        self, events: Sequence[Event], killed: frozenset[str], torn_down: bool, unproven: bool
+        self,
+        events: Sequence[Event],
+        killed: frozenset[str],
+        torn_down: bool,
+        unproven: bool,
+        veterans: bool,
     ) -> None:
         self.events = events
         self.killed = killed
         self.torn_down = torn_down
         self.unproven = unproven
+        self.veterans = veterans
         self.by_name: dict[str, list[Event]] = defaultdict(list)
         for event in events:
             self.by_name[event["event"]].append(event)
@@ -195,16 +205,20 @@ class _Stream:
     def _numbered(self) -> Iterator[str]:
         """No event of a process is lost, repeated or out of its order, from the first of the run on."""
         latest: dict[str, int] = {}
+        begun: set[str] = set()
         boot = ("node_started", "worker_started", "worker_ended", "node_available", "node_faulted")
         for event in self.events:
             node, number = event["node_id"], event["number"]
             before = latest.get(node)
             latest[node] = number
+            # A node of a cluster has had runs before: of those, it tells its own life only.
+            first = node not in begun and (self.veterans or event["event"] in boot)
+            begun |= {node} if event["event"] not in boot else set()
             if before is None:
                 continue
             if number <= before:
                 yield f"{_of(event)} has number {number} after {before}"
-            elif number != before + 1 and event["event"] not in boot:
+            elif number != before + 1 and not first:
                 yield f"{number - before - 1} events of node {node} are missing before {_of(event)}"
 
     def _once(self) -> Iterator[str]:
@@ -243,6 +257,8 @@ class _Stream:
 
     def _exempt(self, rule: Rule, after: Event) -> bool:
         """Firsts have no predecessor; and boot events of a node that another orchestrator watched are its."""
+        if rule.unordered and not self.torn_down:
+            return True
         if rule.only_stage == "first" and after.get("stage_index") != 0:
             return True
         if rule.shift is not None and after[rule.shift[0]] == 0:

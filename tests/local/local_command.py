@@ -216,6 +216,7 @@ class Run(Command):
         events = places.root / f"events-{secrets.token_hex(8)}"
         super().__init__(["run", *arguments, "--json", "--events", str(events)], places, **options)
         self.events_path = events
+        self.veterans = False
 
     def result(self) -> dict[str, Any]:
         last = self.records()[-1:]
@@ -230,7 +231,7 @@ class Run(Command):
         got = self.wait(within)
         assert got == code, self.said()
         self.assert_nothing_left()
-        event_checker.check(self.events(), **judged)
+        event_checker.check(self.events(), veterans=self.veterans, **judged)
         assert "Traceback" not in self.err, self.err
         result = self.result()
         assert result["token_ids"] == self.tokens()

@@ -105,6 +105,9 @@ def run(
     token_timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds that one token may take, the first with its prompt.")
     ] = 300.0,
+    pool_timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds to wait for all nodes of a cluster to be there and free.")
+    ] = 60.0,
     device: Annotated[
         str | None, typer.Option(help="Compute device of local nodes, such as CPU or CUDA.")
     ] = None,
@@ -147,6 +150,7 @@ def run(
         ignore_eos=ignore_eos,
         prefill_chunk=prefill_chunk,
         token_timeout=token_timeout,
+        pool_timeout=pool_timeout,
         device=device,
         events=events,
         logits=logits,

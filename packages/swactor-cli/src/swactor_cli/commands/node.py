@@ -12,7 +12,7 @@ from swactor_core.config import ClusterFile, NodeSettings, choose_plugins, load_
 from swactor_core.errors import UsageError
 from swactor_core.events import EventName
 from swactor_core.node.addresses import advertised_host
-from swactor_core.node.identity import load_or_create_seed
+from swactor_core.node.identity import key_in_use, load_or_create_seed
 from swactor_core.node.node import Node
 from swactor_core.node.serve import serve
 from swactor_core.plugins import load_plugins
@@ -80,9 +80,10 @@ def run_node(options: NodeOptions, output: Output) -> ExitCode:
         device=options.device,
     )
     output.note(f"node {options.name}, public key {public_key}")
-    fault = asyncio.run(
-        serve(settings, plugins, stop_on=STOP_SIGNALS, on_built=lambda node: _tell(node, output))
-    )
+    with key_in_use(key_file):
+        fault = asyncio.run(
+            serve(settings, plugins, stop_on=STOP_SIGNALS, on_built=lambda node: _tell(node, output))
+        )
     if fault is not None:
         output.error(fault.line())
         return ExitCode.FAULTED

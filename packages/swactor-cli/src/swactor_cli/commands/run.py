@@ -16,7 +16,7 @@ from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file
 from swactor_core.errors import UsageError
 from swactor_core.ids import NodeId, RunId
 from swactor_core.machines.run import RunBounds, RunOutcome
-from swactor_core.node.identity import load_or_create_seed, state_directory
+from swactor_core.node.identity import key_in_use, load_or_create_seed
 from swactor_core.orchestrator.orchestrator import RunRequest, RunResult
 from swactor_core.orchestrator.session import ClusterSession, LocalSession
 from swactor_core.plan import GgufSource, SamplingPolicy, TokenOutputPolicy
@@ -25,6 +25,7 @@ from swactor_core.plugins import load_plugins
 from swactor_core.spi.provider import Kind
 
 from swactor_cli.errors import ExitCode
+from swactor_cli.keys import orchestrator_key_file
 from swactor_cli.models import open_model, tokenizer_of
 from swactor_cli.output import Output, OutputLost
 from swactor_cli.progress import Display
@@ -55,6 +56,7 @@ class RunOptions:
     ignore_eos: bool
     prefill_chunk: int
     token_timeout: float
+    pool_timeout: float
     device: str | None
     events: str | None
     logits: str | None
@@ -106,8 +108,15 @@ def run(options: RunOptions, output: Output) -> ExitCode:
                 return LocalSession(
                     plugins, choice, nodes=nodes, worker=worker, objects=side.objects, sinks=side.sinks
                 )
-            seed = load_or_create_seed(state_directory() / "orchestrator.key")
-            return ClusterSession(plugins, file, choice, seed=seed, objects=side.objects, sinks=side.sinks)
+            return ClusterSession(
+                plugins, file, choice,
+                seed=seed, pool_deadline=options.pool_timeout, objects=side.objects, sinks=side.sinks,
+            )  # fmt: skip
+
+        seed = b""
+        if file is not None:
+            seed = load_or_create_seed(orchestrator_key_file())
+            closing.enter_context(key_in_use(orchestrator_key_file()))
 
         display = Display(output, tokenizer.stream() if tokenizer is not None else None)
         with display:

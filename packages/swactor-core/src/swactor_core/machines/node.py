@@ -96,6 +96,11 @@ class AnnounceAvailable(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class WithdrawAvailable(Effect):
+    """The worker is gone and may come again: until AnnounceAvailable no run can be served."""
+
+
+@dataclass(frozen=True, slots=True)
 class AnnounceFault(Effect):
     message: NodeFaulted
 
@@ -141,10 +146,8 @@ class NodeLife(Machine[NodeState]):
             Row(state, WorkerGone, "_worker_failed", (S.FAULTED,))
             for state in (*_AFTER_WORKER, S.NODE_AVAILABLE)
         ),
-        *(
-            Row(state, WorkerCrashed, None, (state,))
-            for state in (S.ARENA_READY, *_AFTER_WORKER, S.NODE_AVAILABLE)
-        ),
+        *(Row(state, WorkerCrashed, None, (state,)) for state in (S.ARENA_READY, *_AFTER_WORKER)),
+        Row(S.NODE_AVAILABLE, WorkerCrashed, "_worker_crashed", (S.NODE_AVAILABLE,)),
         *(
             Row(state, WorkerRunning, "_worker_again", (state,))
             for state in (*_AFTER_WORKER, S.NODE_AVAILABLE)
@@ -235,6 +238,9 @@ class NodeLife(Machine[NodeState]):
 
     def _membership(self, event: MembershipStarted, now: float) -> Outcome[NodeState]:
         return S.NODE_AVAILABLE, (Emit(EventName.NODE_AVAILABLE, {}), AnnounceAvailable(self._backend))
+
+    def _worker_crashed(self, event: WorkerCrashed, now: float) -> Outcome[NodeState]:
+        return S.NODE_AVAILABLE, (WithdrawAvailable(),)
 
     def _worker_again(self, event: WorkerRunning, now: float) -> Outcome[NodeState]:
         self._backend = event.backend

@@ -6,7 +6,7 @@ is not suspect or faulted, and that this has stayed so for the convergence windo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -14,7 +14,15 @@ from swactor_core.events import EventName
 from swactor_core.faults import Component, Fault, FaultReason
 from swactor_core.fsm import Action, Effect, Emit, Machine, Outcome, Row, Send
 from swactor_core.ids import NodeId, node_hex
-from swactor_core.messages import Address, NodeAvailable, NodeFaulted, NodeLost, Shutdown, TimerFired
+from swactor_core.messages import (
+    Address,
+    NodeAvailable,
+    NodeFaulted,
+    NodeLost,
+    Shutdown,
+    TimerFired,
+    WatchRefused,
+)
 from swactor_core.spi.membership import Member, MemberState
 
 
@@ -81,6 +89,11 @@ class PoolGate(Machine[PoolState]):
         *(Row(state, MemberChanged, "_member", targets) for state, targets in _JUDGED.items()),
         *(Row(state, NodeAvailable, "_available", targets) for state, targets in _JUDGED.items()),
         *(Row(state, NodeFaulted, "_node_faulted", (state, S.ABORTED)) for state in _GATE),
+        Row(S.WAITING_FOR_NODES, WatchRefused, "_refused", (S.WAITING_FOR_NODES, S.ABORTED)),
+        *(
+            Row(state, WatchRefused, "_refused", (state, S.WAITING_FOR_NODES, S.ABORTED))
+            for state in (S.CONVERGING, S.POOL_READY)
+        ),
         Row(S.WAITING_FOR_NODES, NodeLost, "_lost_early", (S.WAITING_FOR_NODES, S.ABORTED)),
         *(
             Row(state, NodeLost, "_lost_early", (state, S.WAITING_FOR_NODES, S.ABORTED))
@@ -94,12 +107,12 @@ class PoolGate(Machine[PoolState]):
         Row(S.COMMITTED, MemberChanged, "_member_committed", (S.COMMITTED,)),
         Row(S.COMMITTED, NodeLost, "_lost", (S.COMMITTED,)),
         Row(S.COMMITTED, NodeFaulted, "_faulted_committed", (S.COMMITTED,)),
-        Row(S.COMMITTED, NodeAvailable, None, (S.COMMITTED,)),
+        *(Row(S.COMMITTED, late, None, (S.COMMITTED,)) for late in (NodeAvailable, WatchRefused)),
         *(Row(state, Shutdown, "_close", (S.CLOSED,)) for state in (*_GATE, S.COMMITTED, S.ABORTED)),
         *(
             Row(state, late, None, (state,))
             for state in (S.ABORTED, S.CLOSED)
-            for late in (MemberChanged, NodeAvailable, NodeFaulted, NodeLost, PlanCommitted)
+            for late in (MemberChanged, NodeAvailable, NodeFaulted, NodeLost, PlanCommitted, WatchRefused)
         ),
         Row(S.CLOSED, Shutdown, None, (S.CLOSED,)),
     )
@@ -111,15 +124,19 @@ class PoolGate(Machine[PoolState]):
         convergence_window: float,
         deadline: float,
         wait_for_lost: bool,
+        names: Mapping[NodeId, str] | None = None,
     ) -> None:
-        """`wait_for_lost`: before a plan is committed, wait for a node that was lost; otherwise abort."""
+        """`wait_for_lost`: before a plan is committed, wait for a node that was lost; otherwise abort.
+        `names` are for people, of candidates that membership may never show."""
         super().__init__()
         self.candidates = tuple(candidates)
         self._window = convergence_window
         self._deadline_after = deadline
         self._wait_for_lost = wait_for_lost
+        self._names = dict(names or {})
         self._members: dict[NodeId, Member] = {}
         self._nodes: dict[NodeId, NodeAvailable] = {}
+        self._refusals: dict[NodeId, str] = {}
 
     def _begin(self, event: BeginPool, now: float) -> Outcome[PoolState]:
         return S.WAITING_FOR_NODES, (self.set_timer("deadline", now + self._deadline_after), self._report())
@@ -132,7 +149,7 @@ class PoolGate(Machine[PoolState]):
             return f"{member.state} in membership"
         node = self._nodes.get(node_id)
         if node is None or node.epoch != member.epoch:
-            return "not available yet"
+            return self._refusals.get(node_id) or "not available yet"
         return ""
 
     def _waiting(self) -> tuple[str, ...]:
@@ -141,7 +158,7 @@ class PoolGate(Machine[PoolState]):
 
     def _name(self, node_id: NodeId) -> str:
         member = self._members.get(node_id)
-        return member.name if member is not None else node_hex(node_id)
+        return member.name if member is not None else self._names.get(node_id, node_hex(node_id))
 
     def _report(self) -> ReportPool:
         waiting = self._waiting()
@@ -173,12 +190,26 @@ class PoolGate(Machine[PoolState]):
             return self.state, ()
         changed = self._nodes.get(event.node_id) != event
         self._nodes[event.node_id] = event
+        self._refusals.pop(event.node_id, None)
         return self._judge(now, changed=changed)
 
     def _node_faulted(self, event: NodeFaulted, now: float) -> Outcome[PoolState]:
         if event.node_id not in self.candidates:
             return self.state, ()
         return self._abort(event.fault)
+
+    def _refused(self, event: WatchRefused, now: float) -> Outcome[PoolState]:
+        node_id = event.node_id
+        if node_id not in self.candidates:
+            return self.state, ()
+        if event.final:
+            detail = f"{self._name(node_id)}: {event.detail}"
+            return self._abort(
+                Fault(FaultReason.PROVISIONING_REJECTED, Component.NODE, detail, node_id=node_id)
+            )
+        self._nodes.pop(node_id, None)
+        self._refusals[node_id] = event.detail
+        return self._judge(now, changed=True)
 
     def _lost_early(self, event: NodeLost, now: float) -> Outcome[PoolState]:
         if event.node_id not in self.candidates:

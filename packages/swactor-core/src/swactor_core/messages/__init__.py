@@ -39,6 +39,7 @@ from swactor_core.messages.control import (
     StageStopped,
     StopRun,
     Watch,
+    WatchRefused,
 )
 from swactor_core.messages.edges import (
     DriverEdgeReady,
@@ -196,6 +197,7 @@ __all__ = [
     "TokenReceived",
     "UninstallRing",
     "Watch",
+    "WatchRefused",
     "WorkerCrashed",
     "WorkerFatal",
     "WorkerGone",

@@ -138,6 +138,16 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchRefused:
+    """To an orchestrator that may not command this node, or not now; the channel ends after it. `final` when
+    asking again cannot help."""
+
+    node_id: NodeId
+    detail: str
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
 class EventReport:
     """Lifecycle events of a node, in its order; `dropped` counts those lost before these."""
 
@@ -152,6 +162,7 @@ class ShutdownNode:
 
 CONTROL_MESSAGES = (
     Watch,
+    WatchRefused,
     NodeAvailable,
     NodeFaulted,
     ProvisionStage,

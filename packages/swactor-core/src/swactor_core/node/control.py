@@ -1,6 +1,7 @@
 """Control service of a node: who may command it, and how its reports leave (spec sections 4 and 5).
 
-Takes channels from authorised orchestrators only; anything else is closed, counted and reported. Reports go
+Takes channels from authorised orchestrators only; anything else is refused with the reason, counted and
+reported. Reports go
 out in order, one at a time, through a bounded queue; lifecycle events are batched. Losing the orchestrator
 that owns the active run is told to `on_lost`. Knows frames and messages, no stage and no worker.
 """
@@ -18,8 +19,8 @@ from swactor_core.codec import CodecError, MessageCodec
 from swactor_core.errors import EdgeClosed, TransportError
 from swactor_core.events import EventName
 from swactor_core.faults import Component
-from swactor_core.ids import node_hex
-from swactor_core.messages import CONTROL_MESSAGES, Address, EventReport
+from swactor_core.ids import NodeId, node_hex
+from swactor_core.messages import CONTROL_MESSAGES, Address, EventReport, WatchRefused
 from swactor_core.observe.bus import EventBus
 from swactor_core.spi.transport import ControlChannel, Transport
 
@@ -29,6 +30,7 @@ CONTROL = MessageCodec(CONTROL_MESSAGES)
 MAX_QUEUED_REPORTS = 10_000
 NODE = Address(Component.NODE)
 HISTORY = 64
+REFUSAL_BOUND = 5.0
 # An orchestrator begins to watch after the node has booted: what it missed of the boot is told first.
 _BOOT_EVENTS = frozenset(
     {
@@ -103,6 +105,7 @@ class ControlService:
         bus: EventBus,
         transport: Transport,
         *,
+        node_id: NodeId,
         history: BootHistory,
         authorised: Callable[[bytes], bool],
         handle: Callable[[object], None],
@@ -110,6 +113,7 @@ class ControlService:
     ) -> None:
         self._system = system
         self._transport = transport
+        self._node_id = node_id
         self._authorised = authorised
         self._handle = handle
         self._on_lost = on_lost
@@ -139,19 +143,33 @@ class ControlService:
             except EdgeClosed:  # the transport was closed: the node ends
                 return
             if not self._authorised(channel.peer_key):
-                self.refused += 1
-                log.warning("refused a control channel from %s: not an orchestrator", node_hex(channel.peer))
-                self._system.start_task(channel.close(), owner=NODE)
-                continue
-            self._system.start_task(self._serve(channel), owner=NODE)
+                why = (
+                    f"the key {channel.peer_key.hex()} is not one of the cluster's orchestrators "
+                    "(add it to orchestrators in this node's cluster file)"
+                )
+                self._system.start_task(self._refuse(channel, why, final=True), owner=NODE)
+            elif self._channel is not None:
+                why = f"busy with another orchestrator, {node_hex(self._channel.peer)}"
+                self._system.start_task(self._refuse(channel, why, final=False), owner=NODE)
+            else:
+                self._channel = channel
+                self._system.start_task(self._serve(channel), owner=NODE)
+
+    async def _refuse(self, channel: ControlChannel, why: str, *, final: bool) -> None:
+        """Answers its first word with the reason, and gives it time to read that."""
+        self.refused += 1
+        log.warning("refused the orchestrator %s: %s", node_hex(channel.peer), why)
+        try:
+            async with asyncio.timeout(REFUSAL_BOUND):
+                await channel.receive()
+                await channel.send(CONTROL.encode(WatchRefused(self._node_id, why, final)))
+                while await channel.receive() is not None:
+                    pass
+        except (TransportError, TimeoutError) as error:
+            log.info("a refused control channel ended: %s", error)
+        await channel.close()
 
     async def _serve(self, channel: ControlChannel) -> None:
-        if self._channel is not None:
-            self.refused += 1
-            log.warning("refused a second orchestrator %s: one is watching", node_hex(channel.peer))
-            await channel.close()
-            return
-        self._channel = channel
         self.watched = True
         self._reports = reports = ReportQueue()
         for event in self._history.events:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from swactor_core.errors import ConfigError
+from swactor_core.errors import ConfigError, ResourceError
 
 SEED_BYTES = 32
 
@@ -59,3 +62,18 @@ def _load(path: Path) -> bytes:
             hint="remove it to make a new key",
         )
     return seed
+
+
+@contextmanager
+def key_in_use(path: Path) -> Iterator[None]:
+    """Holds the key of an existing key file for this process: a second life of one identity on this machine
+    would displace the first. Raises ResourceError when another process has it; the end of that frees it."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ResourceError(
+                f"another process of this machine uses the key {str(path)!r}",
+                hint="wait for its end, or set SWACTOR_STATE_DIR to a folder with another key",
+            ) from None
+        yield

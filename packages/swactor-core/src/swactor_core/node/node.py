@@ -30,6 +30,7 @@ from swactor_core.machines.node import (
     StartMembership,
     StartTransport,
     TransportStarted,
+    WithdrawAvailable,
 )
 from swactor_core.machines.worker_ctl import GpuWorkerCtl, WorkerPolicy
 from swactor_core.messages import (
@@ -108,6 +109,7 @@ class Node:
             data_plane=self.data_plane,
             loader=loader,
             to_orchestrator=self._report,
+            on_stopped=self._announce,
         )
         self._worker = WorkerProcess(
             self.system,
@@ -183,8 +185,10 @@ class Node:
                 self._available = NodeAvailable(
                     self.node_id, self.epoch, self.settings.name, self.settings.memory_bytes, worker
                 )
-                self._report(self._available)
+                self._announce()
                 self._plugins.call_lifecycle("swactor_node_started", node_id=self.node_id)
+            case WithdrawAvailable():
+                self._available = None
             case AnnounceFault(message):
                 self._faulted = message
                 self._available = None
@@ -221,6 +225,7 @@ class Node:
             self.system,
             self.bus,
             transport,
+            node_id=self.node_id,
             history=self._history,
             authorised=self._orchestrators.__contains__,
             handle=self._command,
@@ -264,12 +269,18 @@ class Node:
         if self.control is not None:
             self.control.report(message)
 
+    def _announce(self) -> None:
+        """Says NodeAvailable, unless a run of an earlier orchestrator is still being torn down: then its end
+        says so."""
+        if self._available is not None and not self.stages.active:
+            self._report(self._available)
+
     def _command(self, message: object) -> None:
         match message:
             case Watch(objects):
                 self.bus.objects = objects
                 if self._available is not None:
-                    self._report(self._available)
+                    self._announce()
                 elif self._faulted is not None:
                     self._report(self._faulted)
             case ProvisionStage():

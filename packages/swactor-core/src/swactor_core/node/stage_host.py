@@ -27,7 +27,7 @@ from swactor_core.machines.stage import (
     StageController,
     StageState,
 )
-from swactor_core.messages import Address, ProvisionStage, StageFault, StopRun
+from swactor_core.messages import Address, ProvisionStage, StageFault, StageStopped, StopRun
 from swactor_core.node.data_plane import DataPlane
 from swactor_core.observe.bus import EventBus
 from swactor_core.plan import SamplingPolicy
@@ -50,6 +50,7 @@ class StageHost:
         data_plane: DataPlane,
         loader: Loader,
         to_orchestrator: Callable[[object], None],
+        on_stopped: Callable[[], None],
     ) -> None:
         self._system = system
         self._bus = bus
@@ -57,6 +58,7 @@ class StageHost:
         self._data_plane = data_plane
         self._loader = loader
         self._to_orchestrator = to_orchestrator
+        self._on_stopped = on_stopped
         self.controller: StageController | None = None
         # The latest, known here from its arrival on: the controller takes it in its own turn.
         self._provision: ProvisionStage | None = None
@@ -133,6 +135,8 @@ class StageHost:
         if action.to.component is not Component.RUN:
             return False
         self._to_orchestrator(action.message)
+        if isinstance(action.message, StageStopped):
+            self._on_stopped()
         return True
 
     def _perform(self, effect: Effect) -> None:

@@ -1,7 +1,8 @@
 """Control links to candidate nodes: watch, command, and the evidence that one is gone.
 
-One link per candidate: dials when membership shows it alive, asks to watch, hands every report on, and tells
-`NodeLost` when an established link breaks. Knows messages, no run policy.
+One link per candidate: dials while membership shows it alive, asks to watch, hands every report on, and tells
+`NodeLost` when an established link breaks. A refusal is told, and asked again where that can help. Knows
+messages, no run policy.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from swactor_core.codec import CodecError
 from swactor_core.errors import TransportError
 from swactor_core.faults import Component
 from swactor_core.ids import NodeId
-from swactor_core.messages import Address, NodeLost, Watch
+from swactor_core.messages import Address, NodeLost, Watch, WatchRefused
 from swactor_core.node.control import CONTROL
 from swactor_core.spi.transport import ControlChannel, Transport
 
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 
 POOL = Address(Component.POOL)
 DIAL_DEADLINE = 3.0
+REDIAL_SECONDS = 0.1
+ASK_AGAIN_SECONDS = 0.5
 
 
 class NodeLink:
@@ -67,18 +70,27 @@ class NodeLink:
                 channel = await self._transport.open_control(self.node_id, deadline=DIAL_DEADLINE)
             except TransportError as error:
                 log.info("cannot reach node %016x yet: %s", self.node_id, error.message)
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(REDIAL_SECONDS)
                 continue
-            await self._serve(channel)
+            refusal = await self._serve(channel)
+            if refusal is not None and refusal.final:
+                return
+            await asyncio.sleep(REDIAL_SECONDS if refusal is None else ASK_AGAIN_SECONDS)
 
-    async def _serve(self, channel: ControlChannel) -> None:
+    async def _serve(self, channel: ControlChannel) -> WatchRefused | None:
+        """One channel's life; the refusal that ended it, if one did."""
         self._channel = channel
+        refusal: WatchRefused | None = None
         why = "it closed its control channel"
         sender = asyncio.ensure_future(self._send(channel))
         try:
             await channel.send(CONTROL.encode(Watch(self._objects)))
             while (frame := await channel.receive()) is not None:
-                self._on_report(self.node_id, CONTROL.decode(frame))
+                message = CONTROL.decode(frame)
+                if isinstance(message, WatchRefused):
+                    refusal = message
+                    break
+                self._on_report(self.node_id, message)
         except TransportError as error:
             why = error.message
         except CodecError as error:
@@ -87,10 +99,9 @@ class NodeLink:
             sender.cancel()
             self._channel = None
         await channel.close()
-        self._alive.clear()
-        self._system.tell(
-            POOL, NodeLost(self.node_id, by_membership=False, detail=f"control link lost: {why}")
-        )
+        lost = NodeLost(self.node_id, by_membership=False, detail=f"control link lost: {why}")
+        self._system.tell(POOL, lost if refusal is None else refusal)
+        return refusal
 
     async def _send(self, channel: ControlChannel) -> None:
         try:

@@ -307,6 +307,7 @@ class Orchestrator:
             convergence_window=pool.convergence_window,
             deadline=pool.deadline,
             wait_for_lost=pool.wait_for_lost,
+            names={node_id_of(bytes.fromhex(node.public_key)): node.name for node in self._cluster.nodes},
         )
         self._pool_gate = gate
         sampler = None

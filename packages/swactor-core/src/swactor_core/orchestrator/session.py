@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from swactor_core.config import ClusterConfig, ClusterFile, NodeSettings, PluginChoice
 from swactor_core.errors import UsageError
-from swactor_core.ids import NodeId, node_id_of
+from swactor_core.ids import NodeId, node_hex, node_id_of
 from swactor_core.node.addresses import advertised_host
 from swactor_core.observe.bus import Sink
 from swactor_core.orchestrator.endpoint import LogitsSink
@@ -164,9 +164,12 @@ class ClusterSession(_Session):
         *,
         seed: bytes,
         nodes: tuple[str, ...] = (),
+        pool_deadline: float = 60.0,
         objects: bool = False,
         sinks: tuple[Sink, ...] = (),
     ) -> None:
+        """`nodes` are names of the file, all of it when empty. `pool_deadline` in seconds, for all of them to
+        be there and free."""
         super().__init__(sinks)
         known = {node.name: node for node in file.cluster.nodes}
         unknown = [name for name in nodes if name not in known]
@@ -180,14 +183,20 @@ class ClusterSession(_Session):
                 "the cluster file names no nodes", hint="add [[cluster.nodes]] with name and public_key"
             )
         self._candidates = tuple(node_id_of(bytes.fromhex(node.public_key)) for node in chosen)
-        self._pool = PoolBounds(convergence_window=1.0, deadline=60.0, wait_for_lost=True)
+        self._pool = PoolBounds(convergence_window=1.0, deadline=pool_deadline, wait_for_lost=True)
+        key: bytes = plugins.select(Kind.TRANSPORT, choice.transport).factory().public_key(seed)
+        if key.hex() not in file.cluster.orchestrators:
+            raise UsageError(
+                f"this machine's key {key.hex()} is not an authorised orchestrator of the cluster",
+                hint="add it to orchestrators in the cluster file, on every machine",
+            )
         table = file.orchestrator
         self.orchestrator = Orchestrator(
             plugins,
             choice,
             cluster=file.cluster,
             seed=seed,
-            name="orchestrator",
+            name=f"orchestrator-{node_hex(node_id_of(key))[:8]}",  # two of them may be there at once
             bind_host=table.bind_host,
             bind_port=table.bind_port,
             advertise_host=advertised_host(table.bind_host, table.advertise_host, file.cluster.seeds),
@@ -196,12 +205,6 @@ class ClusterSession(_Session):
             transport_settings=table.transport,
             objects=objects,
         )
-        key = self.orchestrator.public_key.hex()
-        if key not in file.cluster.orchestrators:
-            raise UsageError(
-                "this machine's key is not an authorised orchestrator of the cluster",
-                hint=f'add "{key}" to orchestrators in the cluster file',
-            )
         self._connect_sinks()
 
     async def __aenter__(self) -> Self:

@@ -1,0 +1,269 @@
+"""Cluster mode with real processes on loopback: nodes outlive runs and their orchestrators."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import event_checker
+import pytest
+from local_command import Command, Places, Run, until
+from swactor_core.node.identity import load_or_create_seed
+from swactor_core.plugins import load_plugins
+from swactor_core.spi.provider import Kind
+from swactor_testing.echo import reference_tokens
+
+PROMPT = ("--prompt-ids", "5,6,7")
+ECHO = reference_tokens((5, 6, 7), 400, num_layers=4, vocab_size=160)
+NAMES = ("a", "b")
+
+
+def public_key(file: Path) -> str:
+    """The public key of a key file, which is made if it is not there, as `swactor-cli key` does."""
+    transport = load_plugins().select(Kind.TRANSPORT, "quic").factory()
+    return str(transport.public_key(load_or_create_seed(file)).hex())
+
+
+class Cluster:
+    """A cluster file, its nodes as `swactor-cli node` processes, and runs on them."""
+
+    def __init__(self, command: Callable[..., Command], root: Path, model: str) -> None:
+        self.command = command
+        self.root = root
+        self.model = model
+        self.file = root / "cluster.toml"
+        self.orchestrator, self.colleague = Places(root / "orchestrator"), Places(root / "colleague")
+        self.places = {name: Places(root / name) for name in NAMES}
+        self.nodes: dict[str, Command] = {}
+        self.ports = _free_ports(2)
+        keys = {name: public_key(self.places[name].state / "nodes" / f"{name}.key") for name in NAMES}
+        nodes = "".join(f'[[cluster.nodes]]\nname = "{n}"\npublic_key = "{k}"\n' for n, k in keys.items())
+        masters = (self.orchestrator, self.colleague)
+        orchestrators = str([public_key(places.state / "orchestrator.key") for places in masters])
+        self.file.write_text(
+            f'[cluster]\nid = "loopback"\ngossip_key = "{"5c" * 32}"\n'
+            f"orchestrators = {orchestrators}\n"
+            f'seeds = ["127.0.0.1:{self.ports[0]}"]\n{nodes}'
+            '[plugins]\nworker = "echo"\n'
+            '[node]\nbind_host = "127.0.0.1"\n[node.membership]\nprofile = "local"\n'
+            '[orchestrator]\nbind_host = "127.0.0.1"\n[orchestrator.membership]\nprofile = "local"\n'
+        )
+
+    def start(self, name: str, *, file: Path | None = None, cwd: Path | None = None) -> Command:
+        port = self.ports[NAMES.index(name)]
+        self.nodes[name] = self.command(
+            "node", "--cluster", str(file or self.file), "--name", name, "--json",
+            "--membership-port", str(port), places=self.places[name], cwd=cwd,
+        )  # fmt: skip
+        return self.nodes[name]
+
+    def node_event(self, name: str, event: str, count: int = 1) -> list[dict[str, Any]]:
+        """The node's own events of that name, once it has said at least `count`."""
+
+        def said() -> list[dict[str, Any]]:
+            found = [e for e in self.nodes[name].records() if e.get("event") == event]
+            return found if len(found) >= count else []
+
+        return until(said, within=60, what=lambda: f"{count} {event} of {name}: {self.nodes[name].said()}")
+
+    def run(self, *arguments: str, places: Places | None = None, **options: Any) -> Run:
+        started = self.command(
+            self.model, *PROMPT, "--cluster", str(self.file), *arguments,
+            kind=Run, places=places or self.orchestrator, **options,
+        )  # fmt: skip
+        assert isinstance(started, Run)
+        started.veterans = True
+        return started
+
+    def assert_all_given_back(self) -> None:
+        """No node holds a lease: every ring it leased, over all runs, it has released."""
+
+        def balanced() -> bool:
+            for name in NAMES:
+                events = self.nodes[name].records()
+                leased = {e["ring_id"] for e in events if e.get("event") == "ring_leased"}
+                released = {e["ring_id"] for e in events if e.get("event") == "ring_released"}
+                if leased != released:
+                    return False
+            return True
+
+        until(balanced, within=15, what=lambda: "\n".join(self.nodes[name].said() for name in NAMES))
+
+    def stop(self) -> None:
+        for node in self.nodes.values():
+            node.process.send_signal(signal.SIGTERM)
+        for node in self.nodes.values():
+            assert node.wait(20) == 0, node.said()
+            node.assert_nothing_left()
+            assert "Traceback" not in node.err, node.err
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago: a seed has to be known before its node starts."""
+    sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@pytest.fixture
+def cluster(
+    command: Callable[..., Command], tmp_path: Path, tiny_model: Callable[[str], str]
+) -> Iterator[Cluster]:
+    made = Cluster(command, tmp_path, tiny_model("llama-gqa"))
+    for name in NAMES:
+        made.start(name)
+    yield made
+    made.stop()
+
+
+def test_nodes_serve_run_after_run_whatever_became_of_the_one_before(cluster: Cluster) -> None:
+    """Completed twice, stopped, its orchestrator killed, its worker killed; after each one more run."""
+    for _ in range(2):
+        assert cluster.run("--max-tokens", "12").finish(0)["token_ids"] == ECHO[:12]
+        cluster.assert_all_given_back()
+
+    stopped = cluster.run("--max-tokens", "400")
+    stopped.wait_event("token_received", sequence=3)
+    stopped.interrupt()
+    tokens = stopped.finish(130)["token_ids"]
+    assert tokens == ECHO[: len(tokens)]
+    cluster.assert_all_given_back()
+    assert cluster.run("--max-tokens", "12").finish(0)["token_ids"] == ECHO[:12]
+
+    killed = cluster.run("--max-tokens", "400")
+    killed.wait_event("token_received", sequence=3)
+    killed.process.kill()
+    killed.process.wait(5)
+    killed.assert_nothing_left()
+    event_checker.check(killed.events(), torn_down=False, veterans=True)
+    assert cluster.run("--max-tokens", "12").finish(0)["token_ids"] == ECHO[:12]
+    cluster.assert_all_given_back()
+
+    crashed = cluster.run("--max-tokens", "400")
+    crashed.wait_event("token_received", sequence=3)
+    os.kill(crashed.worker_pid(1), signal.SIGKILL)
+    result = crashed.finish(1)
+    assert result["fault"]["reason"] == "WorkerCrashed"
+    assert result["fault"]["stage_index"] == 1
+    # The node must not call itself available before its new worker is there.
+    last = cluster.run("--max-tokens", "12")
+    assert last.finish(0)["token_ids"] == ECHO[:12]
+    cluster.assert_all_given_back()
+    generations = [e["worker_generation"] for e in cluster.node_event("b", "worker_started", 2)]
+    assert generations == [1, 2]
+    assert len(cluster.node_event("a", "worker_started")) == 1, "the worker of a served every run"
+
+
+def test_a_second_orchestrator_waits_for_the_first(cluster: Cluster) -> None:
+    first = cluster.run("--max-tokens", "400")
+    first.wait_event("token_received", sequence=1)
+    second = cluster.run("--max-tokens", "12", places=cluster.colleague)
+    assert first.finish(0)["token_ids"] == ECHO
+    assert second.finish(0)["token_ids"] == ECHO[:12]
+    cluster.assert_all_given_back()
+
+
+def test_a_second_orchestrator_that_waits_too_long_is_told_why(cluster: Cluster) -> None:
+    first = cluster.run("--max-tokens", "400")
+    first.wait_event("token_received", sequence=1)
+    os.kill(first.worker_pid(0), signal.SIGSTOP)  # it takes as long as this test wants
+    second = cluster.run("--max-tokens", "12", "--pool-timeout", "3", places=cluster.colleague)
+    result = second.finish(1, within=20)
+    assert result["fault"]["reason"] == "PoolTimeout"
+    assert "a: busy with another orchestrator" in second.error_line()
+    os.kill(first.worker_pid(0), signal.SIGCONT)
+    assert first.finish(0)["token_ids"] == ECHO
+
+
+def test_one_key_serves_one_process_at_a_time(cluster: Cluster) -> None:
+    first = cluster.run("--max-tokens", "400")
+    first.wait_event("prompt_injected")
+    second = cluster.run("--max-tokens", "12")
+    assert second.wait(20) == 1, second.said()
+    assert "another process of this machine uses the key" in second.error_line()
+    twin = cluster.command("node", "--cluster", str(cluster.file), "--name", "a", places=cluster.places["a"])
+    assert twin.wait(20) == 1, twin.err
+    assert "another process of this machine uses the key" in twin.err
+    assert first.finish(0)["token_ids"] == ECHO
+
+
+def test_an_orchestrator_that_is_not_authorised_is_told_so(cluster: Cluster, tmp_path: Path) -> None:
+    stranger = Places(tmp_path / "stranger")
+    key = public_key(stranger.state / "orchestrator.key")
+
+    # Its own file does not name it: found before anything is sent.
+    refused = cluster.run("--max-tokens", "5", places=stranger)
+    assert refused.wait() == 2, refused.said()
+    assert key in refused.err
+    assert "not an authorised orchestrator" in refused.error_line()
+    assert refused.events() == []
+
+    # Its own file names it, the nodes' file does not: the nodes say it.
+    forged = tmp_path / "forged.toml"
+    text = cluster.file.read_text()
+    start = text.index("orchestrators")
+    forged.write_text(text[:start] + f'orchestrators = ["{key}"]' + text[text.index("\n", start) :])
+    file, cluster.file = cluster.file, forged
+    refused = cluster.run("--max-tokens", "5", places=stranger)
+    cluster.file = file
+    result = refused.finish(1, within=20)
+    assert result["fault"]["reason"] == "ProvisioningRejected"
+    line = refused.error_line()
+    assert key in line
+    assert "orchestrators" in line
+    # And the cluster is none the worse for it.
+    assert cluster.run("--max-tokens", "5").finish(0)["token_ids"] == ECHO[:5]
+
+
+def test_a_model_that_is_another_file_on_one_node_is_a_typed_fault(
+    command: Callable[..., Command], tmp_path: Path, tiny_model: Callable[[str], str]
+) -> None:
+    cluster = Cluster(command, tmp_path, "model.gguf")
+    for name, model in zip(NAMES, ("llama-gqa", "llama-tied"), strict=True):
+        shutil.copy(tiny_model(model), tmp_path / name / "model.gguf")
+        cluster.start(name, cwd=tmp_path / name)
+    shutil.copy(tiny_model("llama-gqa"), tmp_path / "orchestrator" / "model.gguf")
+    started = cluster.run("--max-tokens", "5", cwd=tmp_path / "orchestrator")
+    result = started.finish(1)
+    assert result["fault"]["reason"] == "WeightLoadFailed"
+    assert result["fault"]["stage_index"] == 1
+    line = started.error_line()
+    assert "another file" in line
+    assert "put the same file on every node" in line
+    cluster.assert_all_given_back()
+    cluster.stop()
+
+
+def test_a_node_that_never_comes_is_named(
+    command: Callable[..., Command], tmp_path: Path, tiny_model: Callable[[str], str]
+) -> None:
+    cluster = Cluster(command, tmp_path, tiny_model("llama-gqa"))
+    cluster.start("a")
+    started = cluster.run("--max-tokens", "5", "--pool-timeout", "4")
+    result = started.finish(1, within=20)
+    assert result["fault"]["reason"] == "PoolTimeout"
+    assert "b: not in membership" in started.error_line()
+    cluster.stop()
+
+
+def test_a_node_that_dies_faults_the_run_and_serves_again_when_it_is_back(cluster: Cluster) -> None:
+    started = cluster.run("--max-tokens", "400")
+    started.wait_event("token_received", sequence=3)
+    lost = started.node_id(1)
+    cluster.nodes["b"].process.kill()
+    cluster.nodes["b"].process.wait(5)
+    result = started.finish(1, within=15, killed_nodes=[lost])
+    assert result["outcome"] == "faulted"
+    started.error_line()
+    cluster.nodes["b"].assert_nothing_left()
+    cluster.start("b")
+    assert cluster.run("--max-tokens", "12").finish(0)["token_ids"] == ECHO[:12]
