@@ -8,6 +8,7 @@ a hint sent before the pump existed is not needed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,7 @@ from swactor_core.spi.arena import Ring, RingState
 from swactor_core.spi.transport import RecvEdge, SendEdge, Transport
 
 CONNECT_DEADLINE = 15.0
+GOODBYE_BOUND = 1.0
 
 
 class _PumpTask:
@@ -95,6 +97,9 @@ class _PumpTask:
 
     async def _answer(self, effect: Effect) -> object:
         """The event that answers `effect`; transport and ring errors become StreamBroke."""
+        if isinstance(effect, EndPump):
+            await self._end(effect)
+            return None
         try:
             if self._stopping:
                 return StopEdge(self._edge_id)
@@ -111,6 +116,15 @@ class _PumpTask:
             return StreamBroke(StreamFaultReason.STREAM_BROKEN, error.message)
         except TransportError as error:
             return StreamBroke(StreamFaultReason.PEER_UNREACHABLE, error.message)
+
+    async def _end(self, effect: EndPump) -> None:
+        """Says goodbye to the other end, in bounded time; whatever comes of it, the pump has ended."""
+        with contextlib.suppress(TransportError, TimeoutError):
+            async with asyncio.timeout(GOODBYE_BOUND):
+                await self._say_goodbye(orderly=effect.orderly)
+
+    async def _say_goodbye(self, *, orderly: bool) -> None:
+        raise NotImplementedError
 
     def _perform(self, event: object) -> Effect | None:
         """Steps the machine, performs what is immediate, returns the one effect to answer next, if any."""
@@ -175,10 +189,10 @@ class RecvPumpTask(_PumpTask):
                     self._hinted, self.ring.acknowledge_writable, lambda: len(self.ring.writable_span())
                 )
                 return RingWritable(self.ring_id)
-            case EndPump():
-                await self._edge.stop()
-                return None
         raise AssertionError(f"recv-pump cannot {effect}")
+
+    async def _say_goodbye(self, *, orderly: bool) -> None:
+        await self._edge.stop()
 
 
 class SendPumpTask(_PumpTask):
@@ -219,11 +233,11 @@ class SendPumpTask(_PumpTask):
             case AwaitRoom():
                 assert self._edge is not None
                 return BytesAccepted(await self._edge.write(self.ring.readable_span()))
-            case EndPump(orderly):
-                if self._edge is not None:
-                    await (self._edge.finish() if orderly else self._edge.abort())
-                return None
         raise AssertionError(f"send-pump cannot {effect}")
+
+    async def _say_goodbye(self, *, orderly: bool) -> None:
+        if self._edge is not None:
+            await (self._edge.finish() if orderly else self._edge.abort())
 
 
 async def _hinted(event: asyncio.Event, acknowledge: Callable[[], None], ready: Callable[[], int]) -> None:

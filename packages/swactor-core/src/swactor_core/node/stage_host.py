@@ -146,17 +146,20 @@ class StageHost:
     async def _open_model(self, provision: ProvisionStage) -> None:
         loop = asyncio.get_running_loop()
 
+        def tell(message: ModelFetch | ModelOpened | ModelRefused) -> None:
+            # A slow open may outlive its run: what it finds does not concern the next one.
+            if self.controller is not None and self.controller.provisioned is provision:
+                self._system.tell(STAGE, message)
+
         def progress(done: int, total: int) -> None:
-            loop.call_soon_threadsafe(self._system.tell, STAGE, ModelFetch(done, total))
+            loop.call_soon_threadsafe(tell, ModelFetch(done, total))
 
         try:
             config = await asyncio.to_thread(self._stage_config, provision, progress)
         except SwactorError as error:
-            self._system.tell(
-                STAGE, ModelRefused(f"{error.message}{f' ({error.hint})' if error.hint else ''}")
-            )
+            tell(ModelRefused(f"{error.message}{f' ({error.hint})' if error.hint else ''}"))
         else:
-            self._system.tell(STAGE, ModelOpened(config))
+            tell(ModelOpened(config))
 
     def _stage_config(
         self, provision: ProvisionStage, progress: Callable[[int, int], None]
