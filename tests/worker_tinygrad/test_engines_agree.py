@@ -110,6 +110,7 @@ def test_packing_is_left_out_where_memory_is_short(
 ) -> None:
     from swactor_worker_tinygrad import environment
 
+    monkeypatch.setattr(backend, "settings", replace(backend.settings, weights="auto"))
     for available, packed in ((1 << 30, True), (1 << 10, False)):
         monkeypatch.setattr(environment, "available_memory", lambda value=available: value)
         pipeline = Pipeline(backend, model, 1)

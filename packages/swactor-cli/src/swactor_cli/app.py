@@ -111,6 +111,10 @@ def run(
     device: Annotated[
         str | None, typer.Option(help="Compute device of local nodes, such as CPU or CUDA.")
     ] = None,
+    worker_option: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE for the worker plug-in of local nodes, such as threads=2; repeatable."),
+    ] = None,
     events: Annotated[
         str | None, typer.Option(help="Write lifecycle events here, one JSON object a line.")
     ] = None,
@@ -152,6 +156,7 @@ def run(
         token_timeout=token_timeout,
         pool_timeout=pool_timeout,
         device=device,
+        worker_options=tuple(worker_option or ()),
         events=events,
         logits=logits,
         plugins=_chosen(arena, transport, membership, worker, loader),

@@ -48,8 +48,8 @@ class WorkerSettings:
 
     `device` is a kind, with a renderer or an index where wanted (`CPU`, `CUDA`, `CUDA:PTX`, `CUDA:1`); `cc` a
     compiler's name, or empty; `kernels` is `native` (hand-written kernels where the device has them) or
-    `graph` (tinygrad's own kernels everywhere); `threads` run the native kernels; `weights` is `packed` (laid
-    out anew in memory for speed), `mapped` (read from the file), or `auto`: packed where memory is plenty.
+    `graph` (tinygrad's own kernels everywhere); `threads` run the native kernels; `weights` is `mapped` (read
+    from the file), `packed` (laid out anew in memory for speed), or `auto`: packed where memory is plenty.
     """
 
     device: str
@@ -98,7 +98,7 @@ def read_settings(settings: Mapping[str, object]) -> WorkerSettings:
             f"worker tinygrad: device {device!r} is not known", hint=f"use one of {', '.join(KNOWN_DEVICES)}"
         )
     chosen = {}
-    for name, choices in (("kernels", ("native", "graph")), ("weights", ("auto", "packed", "mapped"))):
+    for name, choices in (("kernels", ("native", "graph")), ("weights", ("mapped", "packed", "auto"))):
         chosen[name] = str(settings.get(name, "")) or choices[0]
         if chosen[name] not in choices:
             raise ConfigError(

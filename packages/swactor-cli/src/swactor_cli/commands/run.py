@@ -58,6 +58,7 @@ class RunOptions:
     token_timeout: float
     pool_timeout: float
     device: str | None
+    worker_options: tuple[str, ...]
     events: str | None
     logits: str | None
     plugins: dict[str, str | None]
@@ -104,7 +105,7 @@ def run(options: RunOptions, output: Output) -> ExitCode:
 
         def make_session() -> LocalSession | ClusterSession:
             if file is None:
-                worker = {"device": options.device} if options.device else {}
+                worker = worker_settings(options.device, options.worker_options)
                 return LocalSession(
                     plugins, choice, nodes=nodes, worker=worker, objects=side.objects, sinks=side.sinks
                 )
@@ -238,3 +239,14 @@ def _record(result: RunResult, figures: dict[str, Any], text: str) -> dict[str, 
             "stage_index": result.fault.stage_index,
         }
     return record
+
+
+def worker_settings(device: str | None, options: tuple[str, ...]) -> dict[str, Any]:
+    """The worker plug-in's settings: whole numbers as such, everything else as text. Raises UsageError."""
+    settings: dict[str, Any] = {"device": device} if device else {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not key or not equals:
+            raise UsageError(f"--worker-option {option!r}", hint="write it like threads=2")
+        settings[key] = int(value) if value.isdecimal() else value
+    return settings
