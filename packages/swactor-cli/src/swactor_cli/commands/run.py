@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from swactor_core.plugins import load_plugins
 from swactor_core.spi.provider import Kind
 
 from swactor_cli.errors import ExitCode
+from swactor_cli.interrupts import Interrupts
 from swactor_cli.keys import orchestrator_key_file
 from swactor_cli.models import open_model, tokenizer_of
 from swactor_cli.output import Output, OutputLost
@@ -121,8 +121,9 @@ def run(options: RunOptions, output: Output) -> ExitCode:
             closing.enter_context(key_in_use(orchestrator_key_file()))
 
         display = Display(output, tokenizer.stream() if tokenizer is not None else None)
-        with display:
-            result = asyncio.run(_drive(make_session, request, display, side, output))
+        interrupts = Interrupts()
+        interrupts.catch()
+        result = asyncio.run(_drive(make_session, request, display, side, output, interrupts))
         side.close()
         return _finish(result, display, side, output)
 
@@ -153,6 +154,7 @@ async def _drive(
     display: Display,
     side: SideFiles,
     output: Output,
+    interrupts: Interrupts,
 ) -> RunResult:
     """Session up, run, session down; the first Ctrl-C stops the run in order, the second all at once."""
     session = make_session()
@@ -160,36 +162,29 @@ async def _drive(
     loop = asyncio.get_running_loop()
     main = asyncio.current_task()
     assert main is not None
-    interrupts = 0
     begun = False
 
-    def interrupted() -> None:
-        nonlocal interrupts
-        interrupts += 1
-        if interrupts > 1:
-            if isinstance(session, LocalSession):
-                session.pool.kill()
-            output.restore_terminal()
-            os._exit(ExitCode.OPERATOR_STOPPED)
+    def first() -> None:
         if begun:
             session.stop_run()
         else:
             main.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and shells in the background mean it
-            loop.add_signal_handler(number, interrupted)
+    def second() -> None:
+        if isinstance(session, LocalSession):
+            session.pool.kill()
+        output.restore_terminal()
+        os._exit(ExitCode.OPERATOR_STOPPED)
+
+    interrupts.attach(loop, first, second)
     gc.freeze()  # start-up objects live long: do not walk them again on the token path
     try:
-        async with session:
-            begun = True
-            return await session.run(
-                request,
-                listener=display,
-                on_logits=side.write_logits,
-            )
+        with display:
+            async with session:
+                begun = True
+                return await session.run(request, listener=display, on_logits=side.write_logits)
     except asyncio.CancelledError:
-        if interrupts:
+        if interrupts.count:
             raise KeyboardInterrupt from None
         raise
 

@@ -1,0 +1,44 @@
+"""Ctrl-C and its kin of one command: the first asks for an orderly end, the second for one at once.
+
+Caught from before the event loop is there, where an exception at any line could leave half a loop behind. A
+signal that the caller had ignored, as nohup does, stays ignored. Knows no run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupts:
+    """`count` signals have come. Use: `catch()`, then `attach(...)` on the loop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._numbers: list[signal.Signals] = []
+        self._first: Callable[[], None] = lambda: None
+        self._second: Callable[[], None] = lambda: None
+
+    def catch(self) -> None:
+        """From here on a signal is only counted."""
+        self._numbers = [n for n in STOP_SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
+        for number in self._numbers:
+            signal.signal(number, lambda *_: self._came())
+
+    def attach(
+        self, loop: asyncio.AbstractEventLoop, first: Callable[[], None], second: Callable[[], None]
+    ) -> None:
+        """From here on the first signal calls `first`, each later one `second`, on the loop. One that came
+        before counts as it would have."""
+        self._first, self._second = first, second
+        for number in self._numbers:
+            loop.add_signal_handler(number, self._came)
+        if self.count:
+            (first if self.count == 1 else second)()
+
+    def _came(self) -> None:
+        self.count += 1
+        (self._first if self.count == 1 else self._second)()
