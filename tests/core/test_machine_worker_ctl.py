@@ -308,6 +308,17 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
         ],
         S.RUNNING,
     ),
+    "a worker cannot say of itself that it was reaped": (
+        [
+            *RUNNING,
+            (UNINSTALL, (write(UNINSTALL), SetTimer("answer", 2, 4.0))),
+            (
+                said(RingQuiesced(RING, process_reaped=True)),
+                (CancelTimer("answer"), Send(ESTABLISHER, RingQuiesced(RING))),
+            ),
+        ],
+        S.RUNNING,
+    ),
     "one wait for all answers of a teardown": (
         [
             *RUNNING,
@@ -579,7 +590,7 @@ def test_any_event_in_any_state_transitions_or_is_refused(data: st.DataObject) -
     walk(data, SCRIPT.somewhere(data), EVENTS)
 
 
-@settings(max_examples=100)
+@settings(max_examples=500)
 @given(st.data())
 def test_a_ring_is_called_reaped_only_when_its_process_is_gone_or_never_had_it(data: st.DataObject) -> None:
     holding: set[int] = set()

@@ -100,7 +100,8 @@ ORDER: tuple[Rule, ...] = (
     Rule("execute_step_started", "step_completed", ("stage_index", "sequence")),
     Rule("step_completed", "execute_step_started", ("stage_index",), shift=("sequence", 1)),
     # the token's path: stage by stage, home, and only then the next sequence
-    Rule("object_produced", "object_loaded", ("sequence",), shift=("stage_index", 1), unordered=True),
+    # (an object's bytes may be loaded downstream before their producer's node has handled ObjectProduced)
+    Rule("execute_step_started", "object_loaded", ("sequence",), shift=("stage_index", 1), unordered=True),
     Rule("execute_step_started", "token_received", ("sequence",), only_stage="last", unordered=True),
     Rule("token_received", "object_loaded", (), shift=("sequence", 1), only_stage="first"),
     Rule("token_received", "token_received", (), shift=("sequence", 1)),

@@ -186,7 +186,10 @@ BREACHES: dict[str, tuple[Callable[[Events], Events], str]] = {
     "the prompt comes before the barrier": (late("readiness_barrier_passed"), "prompt_injected"),
     "a step without its object": (late("object_loaded", stage_index=0, sequence=1), "execute_step_started"),
     "two steps at once": (late("step_completed", stage_index=0, sequence=1), "execute_step_started"),
-    "stage 1 is ahead of stage 0": (late("object_produced", stage_index=0, sequence=0), "object_loaded"),
+    "stage 1 is ahead of stage 0": (
+        late("execute_step_started", stage_index=0, sequence=0),
+        "execute_step_started",
+    ),
     "the next sequence before the token": (late("token_received", sequence=0), "token_received"),
     "an event is lost": (lose("object_loaded"), "missing before"),
     "a second outcome": (repeat("run_completed"), "outcomes"),

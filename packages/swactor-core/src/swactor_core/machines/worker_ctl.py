@@ -363,7 +363,8 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
                 return (Send(Address(Component.TX_EDGE, inner.edge_id), inner),)
             case RingQuiesced():
                 self.rings.pop(inner.ring_id, None)
-                return (*self._answered(inner.ring_id), Send(ESTABLISHER, inner))
+                # Only the process's end proves a reaping: a worker cannot say that of itself.
+                return (*self._answered(inner.ring_id), Send(ESTABLISHER, RingQuiesced(inner.ring_id)))
             case RoleReset():
                 return (*self._answered(ResetRole(inner.role_id)), Send(STAGE, inner))
             case RoleConfigured():
