@@ -13,7 +13,7 @@ from swactor_core.ids import NodeId
 from swactor_core.machines.run import RunBounds, RunOutcome, RunState
 from swactor_core.node.node import Node
 from swactor_core.orchestrator.inline_pool import InProcessPool
-from swactor_core.orchestrator.orchestrator import RunListener, RunRequest, RunResult
+from swactor_core.orchestrator.orchestrator import PoolBounds, RunListener, RunRequest, RunResult
 from swactor_core.orchestrator.session import LocalSession
 from swactor_core.plan import GgufSource
 from swactor_core.plugins import Plugins
@@ -59,6 +59,7 @@ class MockRun:
     prompt: str = PROMPT
     bounds: RunBounds = field(default_factory=RunBounds)
     ring_capacity: int | None = None
+    pool_deadline: float = 10.0
     at: RunState | int | None = None
     act: Callable[[MockRun], None] = lambda run: None
     session_options: dict[str, Any] = field(default_factory=dict)
@@ -80,6 +81,7 @@ class MockRun:
             sinks=(self.events.append,),
             **self.session_options,
         )
+        self.session._pool = PoolBounds(convergence_window=0.05, deadline=self.pool_deadline)
         script = Script(self.at, lambda: self.act(self))
         async with asyncio.timeout(LONGEST):
             async with self.session:
