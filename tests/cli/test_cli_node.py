@@ -95,7 +95,7 @@ def test_options_come_before_the_file_and_the_file_before_defaults(call: Any, ho
     file.write_text(text.replace('# device = "CPU"', 'device = "CPU"\nbeam = 2', 1))
     loaded = load_cluster_file(str(file))
     given = {"name": "a", "key": "ab" * 32, "bind_port": None, "membership_port": 5000, "memory_bytes": 1}
-    settings = node_settings(loaded, given, device="CUDA")
+    settings = node_settings(loaded, given, worker={"device": "CUDA"})
     assert (settings.bind_port, settings.membership_port) == (4000, 5000)
     assert settings.worker == {"device": "CUDA", "beam": 2}
     assert settings.advertise_host == "127.0.0.1"  # this machine's address towards the seed

@@ -37,10 +37,26 @@ RUN = {
     "no token": (["--prompt-ids", "1", "--max-tokens", "0"], ["--max-tokens"]),
     "cold": (["--prompt-ids", "1", "--temperature", "-1"], ["--temperature"]),
     "more than all": (["--prompt-ids", "1", "--top-p", "1.5"], ["--top-p"]),
+    "a worker option that is none": (
+        ["--prompt-ids", "1", "--worker-option", "threads"],
+        ["--worker-option 'threads'", "threads=2"],
+    ),
     "unknown option": (["--prompt-ids", "1", "--promt", "x"], ["--promt"]),
     "no such cluster": (["--prompt-ids", "1", "--cluster", "/nowhere/c.toml"], ["/nowhere/c.toml"]),
     "events nowhere": (["--prompt-ids", "1", "--events", "/nowhere/e"], ["/nowhere/e"]),
 }
+
+
+def test_worker_options_are_numbers_or_text_and_the_device_is_one_of_them() -> None:
+    from swactor_cli.worker_options import worker_settings
+
+    assert worker_settings("CPU", ("threads=2", "cc=clang-19", "x=")) == {
+        "device": "CPU",
+        "threads": 2,
+        "cc": "clang-19",
+        "x": "",
+    }
+    assert worker_settings(None, ()) == {}
 
 
 @pytest.mark.parametrize("case", RUN)

@@ -17,6 +17,16 @@ from local_command import Command, Places, Run
 DATA = Path(__file__).parent.parent / "data"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Python's bytecode in a folder of its own: some hundred processes start here, and where nobody lets
+    them keep it each would compile everything again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+        patch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.mktemp("bytecode")))
+        yield
+
+
 @pytest.fixture
 def places(tmp_path: Path) -> Places:
     return Places(tmp_path)

@@ -257,7 +257,7 @@ class _Stream:
 
     def _exempt(self, rule: Rule, after: Event) -> bool:
         """Firsts have no predecessor; and boot events of a node that another orchestrator watched are its."""
-        if rule.unordered and not self.torn_down:
+        if rule.unordered and (self.killed or not self.torn_down):
             return True
         if rule.only_stage == "first" and after.get("stage_index") != 0:
             return True

@@ -117,7 +117,6 @@ def _first(started: Run, module: str) -> int:
 # When: the first sign of that phase, seen from outside.
 PHASES: dict[str, Callable[[Run], object]] = {
     "nodes-start": lambda started: _first(started, "swactor_core.node"),
-    "workers-start": lambda started: _first(started, "swactor_core.worker"),
     "pool-ready": lambda started: started.wait_event("pool_ready"),
     "weights": lambda started: started.wait_event("weights_downloaded"),
     "barrier": lambda started: started.wait_event("stage_ready"),

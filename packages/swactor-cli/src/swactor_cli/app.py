@@ -182,6 +182,10 @@ def node(
         str | None, typer.Option(help="What weights and KV cache may take here, like 8GiB.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="Compute device, such as CPU or CUDA.")] = None,
+    worker_option: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE for the worker plug-in, such as threads=2; repeatable."),
+    ] = None,
     key_file: Annotated[
         str | None, typer.Option(help="The node's key (default: by name in the state folder).")
     ] = None,
@@ -210,6 +214,7 @@ def node(
         advertise=advertise,
         memory=memory,
         device=device,
+        worker_options=tuple(worker_option or ()),
         key_file=key_file,
         plugins=_chosen(arena, transport, membership, worker, loader),
     )

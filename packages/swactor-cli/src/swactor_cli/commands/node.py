@@ -21,6 +21,7 @@ from swactor_cli.errors import ExitCode
 from swactor_cli.keys import node_key_file, public_key_of
 from swactor_cli.output import Output
 from swactor_cli.sizes import parse_bytes
+from swactor_cli.worker_options import worker_settings
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -37,6 +38,7 @@ class NodeOptions:
     advertise: str | None
     memory: str | None
     device: str | None
+    worker_options: tuple[str, ...]
     key_file: str | None
     plugins: dict[str, str | None]
 
@@ -77,7 +79,7 @@ def run_node(options: NodeOptions, output: Output) -> ExitCode:
             "advertise_host": options.advertise,
             "memory_bytes": memory,
         },
-        device=options.device,
+        worker=worker_settings(options.device, options.worker_options),
     )
     output.note(f"node {options.name}, public key {public_key}")
     with key_in_use(key_file):
@@ -91,11 +93,10 @@ def run_node(options: NodeOptions, output: Output) -> ExitCode:
     return ExitCode.COMPLETED
 
 
-def node_settings(file: ClusterFile, given: dict[str, Any], *, device: str | None) -> NodeSettings:
-    """The `[node]` table with the options that were given over it. Raises ConfigError."""
+def node_settings(file: ClusterFile, given: dict[str, Any], *, worker: dict[str, Any]) -> NodeSettings:
+    """The `[node]` table, and its `worker` table, with what was given over it. Raises ConfigError."""
     merged = file.node.model_dump() | {key: value for key, value in given.items() if value is not None}
-    if device is not None:
-        merged["worker"] = {**merged["worker"], "device": device}
+    merged["worker"] = {**merged["worker"], **worker}
     host = advertised_host(merged["bind_host"], merged["advertise_host"], file.cluster.seeds)
     merged |= {"cluster": file.cluster.model_dump(), "advertise_host": host}
     return validated(NodeSettings, merged, origin="node settings")

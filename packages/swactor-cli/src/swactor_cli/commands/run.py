@@ -32,6 +32,7 @@ from swactor_cli.progress import Display
 from swactor_cli.prompts import prompt_ids_of
 from swactor_cli.side_files import SideFiles
 from swactor_cli.statistics import statistics, summary
+from swactor_cli.worker_options import worker_settings
 
 EXIT_OF = {
     RunOutcome.COMPLETED: ExitCode.COMPLETED,
@@ -239,14 +240,3 @@ def _record(result: RunResult, figures: dict[str, Any], text: str) -> dict[str, 
             "stage_index": result.fault.stage_index,
         }
     return record
-
-
-def worker_settings(device: str | None, options: tuple[str, ...]) -> dict[str, Any]:
-    """The worker plug-in's settings: whole numbers as such, everything else as text. Raises UsageError."""
-    settings: dict[str, Any] = {"device": device} if device else {}
-    for option in options:
-        key, equals, value = option.partition("=")
-        if not key or not equals:
-            raise UsageError(f"--worker-option {option!r}", hint="write it like threads=2")
-        settings[key] = int(value) if value.isdecimal() else value
-    return settings

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from swactor_core.actors import ActorSystem, MachineActor
@@ -102,6 +103,14 @@ class ArenaAdapter:
             self.arena = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Follow:
+    """To the establisher: pass this on, behind the provisioning that it follows."""
+
+    to: Address
+    message: object
+
+
 class EdgeEstablisher:
     """One actor; spawns a record and a gate per edge and hands them what concerns their edge."""
 
@@ -140,12 +149,23 @@ class EdgeEstablisher:
                 | StopEdge()
             ):
                 self._system.tell(self._record(message.edge_id), message)
+            case _Follow(to, followed):
+                self._system.tell(to, followed)
             case RingQuiesced(ring_id):
                 for edge_id, record in self.records.items():
                     if record.ring_id == ring_id:
                         self._system.tell(self._record(edge_id), message)
             case _:
                 raise AssertionError(f"EdgeEstablisher does not take {type(message).__name__}")
+
+    def to_gate(self, action: Send) -> bool:
+        """A route for the owners of gates. A StopEdge right behind its ProvisionTx or ProvisionRx finds no
+        gate yet: it takes the same way as they do. True when it was sent so."""
+        gate = action.to.component in (Component.TX_EDGE, Component.RX_EDGE)
+        if not gate or self._system.lives(action.to):
+            return False
+        self._system.tell(ESTABLISHER, _Follow(action.to, action.message))
+        return True
 
     def _record(self, edge_id: EdgeId) -> Address:
         return Address(Component.EDGE_ESTABLISHER, edge_id)

@@ -133,7 +133,7 @@ class StageHost:
 
     def _route(self, action: Send) -> bool:
         if action.to.component is not Component.RUN:
-            return False
+            return self._data_plane.establisher.to_gate(action)
         self._to_orchestrator(action.message)
         if isinstance(action.message, StageStopped):
             self._on_stopped()

@@ -74,7 +74,7 @@ class RingHost:
 
     def __init__(self, system: ActorSystem, data_plane: DataPlane) -> None:
         self._system = system
-        self._data_plane = data_plane
+        self.data_plane = data_plane
         self.objects = DeviceObjects(HostBridge(), WorkerGeneration(1))
         self.ends: dict[RingId, IngressEnd | EgressEnd] = {}
         system.spawn(RING_HOST, self)
@@ -97,7 +97,7 @@ class RingHost:
                 raise AssertionError(f"the token endpoint's rings take no {type(message).__name__}")
 
     def _install(self, command: InstallRing) -> None:
-        arena = self._data_plane.arena.arena
+        arena = self.data_plane.arena.arena
         assert arena is not None
         try:
             ring = arena.open_ring(command.layout)
@@ -144,10 +144,15 @@ class EndpointAdapter:
         self._rings = rings
         self._sampler = sampler
         self._on_logits = on_logits
-        machine = TokenEndpoint(teardown_bound=TEARDOWN_BOUND)
-        system.spawn(
-            ENDPOINT, MachineActor(system, ENDPOINT, machine=machine, bus=bus, perform=self._perform)
+        actor = MachineActor(
+            system,
+            ENDPOINT,
+            machine=TokenEndpoint(teardown_bound=TEARDOWN_BOUND),
+            bus=bus,
+            perform=self._perform,
+            route=rings.data_plane.establisher.to_gate,
         )
+        system.spawn(ENDPOINT, actor)
 
     def _perform(self, effect: Effect) -> None:
         match effect:

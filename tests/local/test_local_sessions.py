@@ -1,8 +1,9 @@
-"""Objects larger than their rings stream through a pipeline of real processes; slow readers lose nothing."""
+"""What only a session can set, with real processes: tiny rings, held workers, a stop at an exact moment."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import event_checker
 import pytest
 from local_command import until
 from swactor_core.config import PluginChoice
-from swactor_core.machines.run import RunOutcome
-from swactor_core.orchestrator.orchestrator import RunRequest
+from swactor_core.machines.run import RunOutcome, RunState
+from swactor_core.orchestrator.orchestrator import RunListener, RunRequest
 from swactor_core.orchestrator.session import LocalSession
 from swactor_core.plan import GgufSource, TokenOutputPolicy
 from swactor_core.plugins import Plugins, load_plugins
@@ -118,4 +119,35 @@ async def test_an_arena_that_cannot_hold_the_rings_is_a_typed_fault(
     assert result.fault is not None
     assert str(result.fault.reason) == "RingRequestTooLarge"
     assert str(result.fault.component) == "ArenaManager"
+    event_checker.check(events)
+
+
+class _StopsIn(RunListener):
+    """Stops the run in the very step in which it enters `state`."""
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+        self.stop: Callable[[], None] = lambda: None
+
+    def state(self, state: RunState) -> None:
+        if state is self._state:
+            self.stop()
+
+
+@pytest.mark.parametrize("state", [RunState.PROVISIONING, RunState.WAITING_READY, RunState.RUNNING])
+async def test_a_stop_right_behind_a_step_of_the_run_finds_everything_to_stop(
+    plugins: Plugins, tiny_model: Any, state: RunState
+) -> None:
+    """StopRun may reach a node in the same breath as its ProvisionStage."""
+    events: list[dict[str, Any]] = []
+    request = request_for(plugins, tiny_model("llama-gqa"), (1, 2), max_tokens=8)
+    listener = _StopsIn(state)
+    session = LocalSession(
+        plugins, PluginChoice(worker="echo"), nodes=2, objects=True, sinks=(events.append,)
+    )
+    async with session:
+        listener.stop = session.stop_run
+        result = await session.run(request, listener=listener)
+    assert result.outcome is RunOutcome.OPERATOR_STOPPED
+    assert result.unproven == ()
     event_checker.check(events)
