@@ -13,7 +13,7 @@ from swactor_core.plugins import Plugins
 from swactor_core.spi.membership import MemberState
 from swactor_testing.memory.hub import HUB
 
-QUICK = RunBounds(readiness=0.5, execution=0.5, teardown=5.0)
+QUICK = RunBounds(readiness=0.5, execution=0.5, teardown=1.0)
 LONG = 300
 
 # --- membership and nodes ---
