@@ -207,9 +207,10 @@ HEAP_ABI = 1
 # --- faults by script ---
 
 
-@pytest.mark.parametrize(("layer", "hit"), [(-1, True), (0, True), (1, True), (2, False)])
-def test_a_step_fails_where_the_settings_say(layer: int, hit: bool) -> None:
-    backend = EchoBackend({"fail_at": 1, "fault_layer": layer})
+@pytest.mark.parametrize(("layer", "hit"), [(None, True), (0, True), (1, True), (2, False)])
+def test_a_step_fails_where_the_settings_say(layer: int | None, hit: bool) -> None:
+    where = {} if layer is None else {"fault_layer": layer}
+    backend = EchoBackend({"fail_at": 1, **where})
     role = backend.configure(stage_config(0, 2), progress=lambda _: None, should_abort=lambda: False)
     for sequence in range(3):
         step = StepInput(bytearray(4), 4, sequence, sequence)
