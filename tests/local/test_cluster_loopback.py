@@ -255,12 +255,15 @@ def test_a_node_that_never_comes_is_named(
     cluster.stop()
 
 
-def test_a_node_that_dies_faults_the_run_and_serves_again_when_it_is_back(cluster: Cluster) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_node_that_leaves_faults_the_run_and_serves_again_when_it_is_back(
+    cluster: Cluster, number: signal.Signals
+) -> None:
     started = cluster.run("--max-tokens", "400")
     started.wait_event("token_received", sequence=3)
     lost = started.node_id(1)
-    cluster.nodes["b"].process.kill()
-    cluster.nodes["b"].process.wait(5)
+    cluster.nodes["b"].process.send_signal(number)
+    assert cluster.nodes["b"].wait(15) == (0 if number is signal.SIGTERM else -number)
     result = started.finish(1, within=15, killed_nodes=[lost])
     assert result["outcome"] == "faulted"
     started.error_line()

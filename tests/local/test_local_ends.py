@@ -202,6 +202,18 @@ def test_closed_standard_streams_do_no_harm(
         assert started.out.split() == [str(token) for token in ECHO[:5]]
 
 
+def test_a_run_goes_on_after_a_pause_of_all_its_processes(echo: Start) -> None:
+    """As Ctrl-Z and `fg` do it: nobody accuses anybody of a silence that was everybody's."""
+    started = echo(*LONG[:2], "--max-tokens", "60")
+    started.wait_event("token_received", sequence=3)
+    os.killpg(started.process.pid, signal.SIGSTOP)
+    stopped = time.monotonic()
+    # Longer than links (2.3 s) and membership (3 s) take to give a silent peer up.
+    until(lambda: time.monotonic() > stopped + 5, within=10, what="the pause")
+    os.killpg(started.process.pid, signal.SIGCONT)
+    assert started.finish(0)["token_ids"] == ECHO[:60]
+
+
 def test_two_runs_at_once_do_not_disturb_each_other(echo: Start) -> None:
     first, second = echo(*LONG), echo(*LONG[:2], "--max-tokens", "30", "--nodes", "3")
     first.wait_event("prompt_injected")

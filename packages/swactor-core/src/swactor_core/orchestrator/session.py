@@ -33,6 +33,8 @@ from swactor_core.spi.provider import Kind
 # A local node's death is known from its process at once; membership need not be quick to accuse a process
 # that kernel compilers on the same cores keep from running.
 LOCAL_SWIM = {"profile": "local", "suspicion_min": 2.0, "suspicion_max": 3.0}
+# Ctrl-Z stops all processes of a local run together: it must go on when it is continued.
+LOCAL_QUIC = {"idle_timeout": 600.0}
 
 
 class _Session:
@@ -116,6 +118,7 @@ class LocalSession(_Session):
             seed=seed,
             name="orchestrator",
             membership_settings=self._membership_settings(),
+            transport_settings=self._transport_settings(),
             objects=self._objects,
         )
         self._connect_sinks()
@@ -137,6 +140,9 @@ class LocalSession(_Session):
     def _membership_settings(self) -> dict[str, Any]:
         return dict(LOCAL_SWIM) if self._choice.membership == "swim" else {}
 
+    def _transport_settings(self) -> dict[str, Any]:
+        return dict(LOCAL_QUIC) if self._choice.transport == "quic" else {}
+
     def _settings(self, name: str, key: bytes, cluster: ClusterConfig) -> NodeSettings:
         return NodeSettings(
             name=name,
@@ -147,6 +153,7 @@ class LocalSession(_Session):
             memory_bytes=self._memory_bytes,
             worker=self._worker,
             membership=self._membership_settings(),
+            transport=self._transport_settings(),
             managed=True,
         )
 
