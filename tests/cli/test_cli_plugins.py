@@ -13,7 +13,16 @@ FIRST_PARTY = {
     "memfd": ("swactor-arena", {("arena", "memfd")}),
     "quic": ("swactor-transport-quic", {("transport", "quic")}),
     "swim": ("swactor-membership-swim", {("membership", "swim")}),
-    "testing": ("swactor-testing", {("arena", "heap"), ("worker", "echo")}),
+    "testing": (
+        "swactor-testing",
+        {
+            ("arena", "heap"),
+            ("transport", "memory"),
+            ("membership", "static"),
+            ("worker", "echo"),
+            ("loader", "synthetic"),
+        },
+    ),
     "tinygrad": ("swactor-worker-tinygrad", {("worker", "tinygrad")}),
 }
 PROVIDER = """

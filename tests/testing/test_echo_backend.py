@@ -12,12 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from swactor_core.errors import ConfigError
 from swactor_core.faults import RoleFailure, StepFailure
+from swactor_core.messages import ObjectLoaded, RoleConfigured, WorkerReady
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.plugins import load_plugins
+from swactor_core.specs import RingDirection
 from swactor_core.spi.provider import Kind
 from swactor_core.spi.worker import LoadProgress, RoleError, StageConfig, StepError, StepInput
 from swactor_testing.echo import MODULUS, EchoBackend, EchoBridge, EchoRole, LateBridge, reference_tokens
-from swactor_testing.worker_kit import stage_config, token_spec
+from swactor_testing.worker_kit import (
+    NodeProducer,
+    WorkerProcess,
+    activation_spec,
+    configure,
+    execute,
+    record,
+    stage_config,
+    token_spec,
+)
 
 SPLITS = st.sampled_from([(0, 6), (0, 1, 6), (0, 2, 4, 6), (0, 1, 2, 3, 4, 5, 6)])
 
@@ -191,3 +202,53 @@ def test_the_plugin_registers_both_mocks() -> None:
 
 
 HEAP_ABI = 1
+
+
+# --- faults by script ---
+
+
+@pytest.mark.parametrize(("layer", "hit"), [(None, True), (0, True), (1, True), (2, False)])
+def test_a_step_fails_where_the_settings_say(layer: int | None, hit: bool) -> None:
+    where = {} if layer is None else {"fault_layer": layer}
+    backend = EchoBackend({"fail_at": 1, **where})
+    role = backend.configure(stage_config(0, 2), progress=lambda _: None, should_abort=lambda: False)
+    for sequence in range(3):
+        step = StepInput(bytearray(4), 4, sequence, sequence)
+        if hit and sequence == 1:
+            with pytest.raises(StepError, match="fail_at") as failed:
+                role.execute(step, lambda: False)
+            assert failed.value.reason is StepFailure.TINYGRAD_ERROR
+            return
+        role.execute(step, lambda: False)
+    assert not hit
+
+
+def test_a_worker_ends_where_the_settings_say() -> None:
+    backend = EchoBackend({"exit_at": 0})
+    role = backend.configure(stage_config(0, 2), progress=lambda _: None, should_abort=lambda: False)
+    with pytest.raises(SystemExit) as end:
+        role.execute(StepInput(bytearray(4), 4, 0, 0), lambda: False)
+    assert end.value.code == 7
+
+
+def test_a_copy_fails_where_the_settings_say() -> None:
+    bridge = EchoBackend({"fail_copy": 2}).bridge
+    allocation = bridge.alloc_device(token_spec(1), 4)
+    bridge.host_to_device(memoryview(b"abcd"), allocation, 0)
+    with pytest.raises(OSError, match="copy 2 failed"):
+        bridge.device_to_host(allocation, 0, memoryview(bytearray(4)))
+    bridge.host_to_device(memoryview(b"abcd"), allocation, 0)
+
+
+def test_a_worker_process_ends_where_the_settings_say() -> None:
+    """The same setting in a process of its own: it is that process's end."""
+    with WorkerProcess() as worker:
+        worker.initialize({"exit_at": 0})
+        worker.expect(WorkerReady)
+        producer = NodeProducer(worker.install(RingDirection.INGRESS, token_spec(4), capacity=256), worker)
+        worker.install(RingDirection.EGRESS, activation_spec(4, 8), capacity=1024)
+        worker.send(configure(stage_config(0, 2)))
+        worker.expect(RoleConfigured)
+        producer.write(record(1, 0, bytes(4)))
+        worker.send(execute(worker.expect(ObjectLoaded), 32, position=0))
+        assert worker.exit_code() == 7

@@ -28,6 +28,8 @@ MODULUS = 65521
 EXACT = 1 << 24
 HOLD_LIMIT = 60.0
 DEVICE_BYTES = 1 << 30
+NEVER = -1
+EXIT_CODE = 7
 
 _FORMATS = {
     (DTypeFamily.UNSIGNED, 4): "I",
@@ -55,8 +57,10 @@ class EchoBridge:
     `live` counts allocations, `copies` copies, for tests.
     """
 
-    def __init__(self, memory_bytes: int) -> None:
+    def __init__(self, memory_bytes: int, fail_copy: int = 0) -> None:
+        """`fail_copy`: the copy of this number, from 1, fails; none for 0."""
         self._free = memory_bytes
+        self._fail_copy = fail_copy
         self.live = 0
         self.copies = 0
 
@@ -75,13 +79,18 @@ class EchoBridge:
         if device_offset + len(source) > len(allocation):
             raise OSError(f"copy of {len(source)} bytes to {device_offset} of {len(allocation)}")
         allocation[device_offset : device_offset + len(source)] = source
-        self.copies += 1
+        self._copied()
 
     def device_to_host(self, allocation: bytearray, device_offset: int, target: memoryview) -> Any:
         if device_offset + len(target) > len(allocation):
             raise OSError(f"copy of {len(target)} bytes from {device_offset} of {len(allocation)}")
         target[:] = memoryview(allocation)[device_offset : device_offset + len(target)]
+        self._copied()
+
+    def _copied(self) -> None:
         self.copies += 1
+        if self.copies == self._fail_copy:
+            raise OSError(f"copy {self.copies} failed, as the setting fail_copy asks")
 
     def copy_event_complete(self, event: object) -> bool:
         return True
@@ -100,8 +109,8 @@ class LateBridge(EchoBridge):
     """An asynchronous device: bytes move at the last moment that the interface allows, so that a ring byte
     released, or an allocation freed, before its copy is complete is noticed in the data."""
 
-    def __init__(self, memory_bytes: int, polls: int) -> None:
-        super().__init__(memory_bytes)
+    def __init__(self, memory_bytes: int, polls: int, fail_copy: int = 0) -> None:
+        super().__init__(memory_bytes, fail_copy)
         self._polls = polls
         self.in_flight: list[LateCopy] = []
 
@@ -122,7 +131,7 @@ class LateBridge(EchoBridge):
             return False
         event.target[:] = event.source
         self.in_flight.remove(event)
-        self.copies += 1
+        self._copied()
         return True
 
     def _begin(self, source: memoryview, target: memoryview) -> LateCopy:
@@ -136,10 +145,17 @@ class LateBridge(EchoBridge):
 class EchoRole:
     """One configured echo stage. `rows` is how many positions its context holds."""
 
-    def __init__(self, config: StageConfig, hold: Callable[[Callable[[], bool]], None]) -> None:
+    def __init__(
+        self,
+        config: StageConfig,
+        hold: Callable[[Callable[[], bool]], None],
+        misbehave: Callable[[int], None] = lambda sequence: None,
+    ) -> None:
+        """`misbehave(sequence)` is called before each step, and may raise."""
         manifest = config.manifest
         self._config = config
         self._hold = hold
+        self._misbehave = misbehave
         self._first, self._last = manifest.first, manifest.last
         self._hidden, self._vocab = manifest.hidden_dim, manifest.vocab_size
         self._added = sum(layer + 1 for layer in range(manifest.layer_start, manifest.layer_end_exclusive))
@@ -152,6 +168,7 @@ class EchoRole:
         self._hold(should_abort)
         if should_abort():
             raise StepError(StepFailure.WORKER_SHUTTING_DOWN, "aborted")
+        self._misbehave(step.sequence)
         if step.position == 0:
             self.rows = self._context = 0
         if step.position != self.rows:
@@ -192,16 +209,31 @@ class EchoRole:
 class EchoSettings:
     """`memory_bytes` of the pretended device. `copy_polls` above 0 makes copies asynchronous: each is
     complete after that many questions. `hold` is `configure` or `execute`: that call then waits until it is
-    told to abort, at most `HOLD_LIMIT` seconds."""
+    told to abort, at most `HOLD_LIMIT` seconds; only for a worker with a process of its own.
+
+    Faults by script: the step of sequence `fail_at` fails, that of `exit_at` ends the worker; of the stage
+    that holds the layer `fault_layer`, of every stage when NEVER. `fail_copy` is the number of the copy that
+    fails, from 1."""
 
     memory_bytes: int = DEVICE_BYTES
     copy_polls: int = 0
+    fail_at: int = NEVER
+    exit_at: int = NEVER
+    fault_layer: int = NEVER
+    fail_copy: int = 0
     hold: str = ""
 
     @classmethod
     def of(cls, settings: Mapping[str, object]) -> EchoSettings:
         """Raises ConfigError naming the key."""
-        numbers = {"memory_bytes": DEVICE_BYTES, "copy_polls": 0}
+        numbers = {
+            "memory_bytes": DEVICE_BYTES,
+            "copy_polls": 0,
+            "fail_at": NEVER,
+            "exit_at": NEVER,
+            "fault_layer": NEVER,
+            "fail_copy": 0,
+        }
         for key, value in settings.items():
             if key not in (*numbers, "hold"):
                 raise ConfigError(
@@ -223,9 +255,9 @@ class EchoBackend:
     def __init__(self, settings: Mapping[str, object]) -> None:
         self._settings = chosen = EchoSettings.of(settings)
         self.bridge = (
-            LateBridge(chosen.memory_bytes, chosen.copy_polls)
+            LateBridge(chosen.memory_bytes, chosen.copy_polls, chosen.fail_copy)
             if chosen.copy_polls
-            else EchoBridge(chosen.memory_bytes)
+            else EchoBridge(chosen.memory_bytes, chosen.fail_copy)
         )
 
     def facts(self) -> dict[str, Any]:
@@ -245,7 +277,7 @@ class EchoBackend:
         if MODULUS + sum(range(manifest.num_layers + 1)) >= EXACT:
             message = f"{manifest.num_layers} layers leave the whole numbers that f32 holds exactly"
             raise RoleError(RoleFailure.CONFIG_INVALID, message)
-        role = EchoRole(config, self._holder("execute"))
+        role = EchoRole(config, self._holder("execute"), self._misbehaviour(config))
         total = manifest.layer_end_exclusive - manifest.layer_start
         hold = self._holder("configure")
         for done in range(total + 1):
@@ -258,6 +290,18 @@ class EchoBackend:
 
     def close(self) -> None:
         """Nothing to give back: the device is this process's heap."""
+
+    def _misbehaviour(self, config: StageConfig) -> Callable[[int], None]:
+        chosen, manifest = self._settings, config.manifest
+        here = chosen.fault_layer in (NEVER, *range(manifest.layer_start, manifest.layer_end_exclusive))
+
+        def misbehave(sequence: int) -> None:
+            if here and sequence == chosen.fail_at:
+                raise StepError(StepFailure.TINYGRAD_ERROR, "the step failed, as the setting fail_at asks")
+            if here and sequence == chosen.exit_at:
+                raise SystemExit(EXIT_CODE)
+
+        return misbehave
 
     def _holder(self, where: str) -> Callable[[Callable[[], bool]], None]:
         def hold(should_abort: Callable[[], bool]) -> None:

@@ -1,4 +1,4 @@
-"""Arena mock `heap`: the ring contract on a bytearray of this process (spec sections 18 to 22).
+"""Arena mock `heap`: the ring contract on private memory of this process (spec sections 18 to 22).
 
 Same header fields, cursor rules, wake bits and errors as a shared arena, so that harness and pump tests need
 no descriptor and can damage a header on purpose. One thread only: there are no atomics to get wrong here.
@@ -6,6 +6,7 @@ no descriptor and can damage a header on purpose. One thread only: there are no 
 
 from __future__ import annotations
 
+import mmap
 import struct
 
 from swactor_core.errors import ResourceError, RingError, UsageError
@@ -27,7 +28,7 @@ COMMIT_OFFSET, CONSUME_OFFSET, STATE_OFFSET, WAKE_OFFSET = 24, 32, 40, 44
 
 
 class HeapRing:
-    """`swactor_core.spi.arena.Ring` on a slice of a bytearray.
+    """`swactor_core.spi.arena.Ring` on a slice of the memory.
 
     As with a shared ring, an end takes its role with its first producing or consuming call and from then on
     insists that nobody else moves its cursor; a count is bounded by the span last given.
@@ -159,7 +160,12 @@ class HeapArena:
     """`swactor_core.spi.arena.Arena` that cannot leave its process: `fd` is -1. `memory` is for tests."""
 
     def __init__(self, ceiling: int) -> None:
-        self.memory = bytearray(ceiling)
+        """Raises ResourceError."""
+        # Private pages come with their first use: an arena is reserved larger than it is ever filled.
+        try:
+            self.memory = mmap.mmap(-1, ceiling, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise ResourceError(f"an arena of {ceiling} bytes: {error.strerror}") from None
         self._view = memoryview(self.memory)
 
     @property

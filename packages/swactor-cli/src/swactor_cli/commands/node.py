@@ -11,6 +11,7 @@ from typing import Any
 from swactor_core.config import ClusterFile, NodeSettings, choose_plugins, load_cluster_file, validated
 from swactor_core.errors import UsageError
 from swactor_core.events import EventName
+from swactor_core.hosting import refuse_separate_processes
 from swactor_core.node.addresses import advertised_host
 from swactor_core.node.identity import key_in_use, load_or_create_seed
 from swactor_core.node.node import Node
@@ -54,6 +55,7 @@ def run_node(options: NodeOptions, output: Output) -> ExitCode:
     seed = load_or_create_seed(key_file)
     choice = choose_plugins(file.plugins, options.plugins)
     plugins = load_plugins(blocked=choice.blocked)
+    refuse_separate_processes(plugins, choice)
     public_key = public_key_of(seed, plugins, choice)
     if entry is None:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Assembly of one node process: every part of `NodeAvailable`, in the order of `machines/node.py`.
+"""Assembly of one node: every part of `NodeAvailable`, in the order of `machines/node.py`.
 
 The adapter of NodeLife: starts transport and membership, connects membership to the transport's peers, hands
 commands from the orchestrator to the stage host. Ends with ExitProcess, always within its bounds.
@@ -15,6 +15,7 @@ from swactor_core.config import NodeSettings, split_host_port
 from swactor_core.errors import SwactorError
 from swactor_core.faults import Component, Fault, FaultReason
 from swactor_core.fsm import Effect
+from swactor_core.hosting import worker_in_process
 from swactor_core.ids import NodeId, node_id_of
 from swactor_core.machines.node import (
     AnnounceAvailable,
@@ -49,6 +50,7 @@ from swactor_core.node.data_plane import DataPlane
 from swactor_core.node.identity import fresh_epoch
 from swactor_core.node.peers import PeerBook
 from swactor_core.node.stage_host import StageHost
+from swactor_core.node.worker_inline import InProcessWorker
 from swactor_core.node.worker_process import WorkerProcess
 from swactor_core.observe.bus import EventBus
 from swactor_core.plugins import Plugins
@@ -65,7 +67,7 @@ CLOSE_BOUND = 4.0
 
 
 class Node:
-    """One node process. Raises PluginError or ConfigError on construction; afterwards faults are reported."""
+    """One node. Raises PluginError or UsageError on construction; afterwards faults are reported."""
 
     def __init__(self, settings: NodeSettings, plugins: Plugins) -> None:
         choice = settings.plugins
@@ -75,7 +77,7 @@ class Node:
         self._transports = plugins.select(Kind.TRANSPORT, choice.transport).factory()
         self._memberships = plugins.select(Kind.MEMBERSHIP, choice.membership).factory()
         arena = plugins.select(Kind.ARENA, choice.arena).factory()
-        plugins.select(Kind.WORKER, choice.worker)
+        worker = plugins.select(Kind.WORKER, choice.worker)
         loader = plugins.select(Kind.LOADER, choice.loader).factory()
         self.public_key: bytes = self._transports.public_key(self._seed)
         self.node_id: NodeId = node_id_of(self.public_key)
@@ -111,13 +113,19 @@ class Node:
             to_orchestrator=self._report,
             on_stopped=self._announce,
         )
-        self._worker = WorkerProcess(
-            self.system,
-            worker=choice.worker,
-            arena_name=choice.arena,
-            blocked=choice.blocked,
-            arena=self._arena_fd,
-        )
+        self._worker: InProcessWorker | WorkerProcess
+        if worker_in_process(plugins, choice):
+            self._worker = InProcessWorker(
+                self.system, arena=arena, descriptor=self._arena_fd, backend=worker.factory
+            )
+        else:
+            self._worker = WorkerProcess(
+                self.system,
+                worker=choice.worker,
+                arena_name=choice.arena,
+                blocked=choice.blocked,
+                arena=self._arena_fd,
+            )
         ctl = GpuWorkerCtl(
             WorkerPolicy(),
             arena_ceiling=settings.arena_ceiling,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 
 from swactor_core.config import NodeSettings
 from swactor_core.faults import Fault
+from swactor_core.hosting import refuse_separate_processes
 from swactor_core.node.node import Node
 from swactor_core.plugins import Plugins
 
@@ -30,9 +31,10 @@ async def serve(
     """Runs one node until it ends by itself or is told to stop; returns the fault that ended it, or None.
 
     The first of the signals `stop_on`, or the end of the descriptor `lifeline`, is an ordered stop, within
-    the node's bounds; a second signal ends the process at once, and its worker with it. Raises PluginError
-    or ConfigError for settings that no node can be built from.
+    the node's bounds; a second signal ends the process at once, and its worker with it. Raises PluginError,
+    ConfigError or UsageError for settings that no node process can be built from.
     """
+    refuse_separate_processes(plugins, settings.plugins)
     node = Node(settings, plugins)
     on_built(node)
     loop = asyncio.get_running_loop()

@@ -87,6 +87,8 @@ class StageHost:
             )
             self._bus.emit(EventName.PROVISIONING_REFUSED, {"run_id": message.run_id, "detail": why})
             self._to_orchestrator(StageFault(message.run_id, message.stage_index, fault))
+            # Nothing of it is here: its run need not wait for an end that nobody else would tell.
+            self._to_orchestrator(StageStopped(message.run_id, message.stage_index))
             return
         self._forget_last()
         self._provision = message

@@ -477,6 +477,8 @@ class Orchestrator:
         detail = f"{address.component}: {type(error).__name__}: {error}"
         fault = Fault(FaultReason.INTERNAL, address.component, detail)
         self._broken = fault
+        if not self._arena_ready.done():  # `start` waits for it, and nobody else would say
+            self._arena_ready.set_exception(ResourceError(f"the orchestrator cannot start: {detail}"))
         if address == RUN or not self.system.lives(RUN):
             if self._finished is not None and not self._finished.done():
                 self._finished.set_result(FinishRun(RunOutcome.FAULTED, fault, (), ("teardown was not run",)))

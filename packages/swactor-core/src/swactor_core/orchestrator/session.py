@@ -1,7 +1,8 @@
 """Sessions: everything one run needs, up and down again in the right order.
 
-`LocalSession` is a pool of managed nodes on this machine, `ClusterSession` joins nodes that run elsewhere;
-both give `run()`. The public way to run a pipeline from Python; the command line and the benchmarks use it.
+`LocalSession` is a pool of managed nodes on this machine (in this process, where the plug-ins do not leave
+it), `ClusterSession` joins nodes that run elsewhere; both give `run()`. The public way to run a pipeline from
+Python; the command line and the benchmarks use it.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from typing import Any, Self
 
 from swactor_core.config import ClusterConfig, ClusterFile, NodeSettings, PluginChoice
 from swactor_core.errors import UsageError
+from swactor_core.hosting import nodes_in_process, refuse_separate_processes, worker_in_process
 from swactor_core.ids import NodeId, node_hex, node_id_of
 from swactor_core.node.addresses import advertised_host
 from swactor_core.observe.bus import Sink
 from swactor_core.orchestrator.endpoint import LogitsSink
+from swactor_core.orchestrator.inline_pool import InProcessPool
 from swactor_core.orchestrator.local_pool import LocalPool, new_cluster
 from swactor_core.orchestrator.orchestrator import (
     Orchestrator,
@@ -91,7 +94,12 @@ class LocalSession(_Session):
         self._arena_ceiling = arena_ceiling
         self._memory_bytes = memory_bytes
         self._objects = objects
-        self.pool = LocalPool(self._child_said, self._child_ended)
+        worker_in_process(plugins, choice)  # a combination that cannot be is refused before anything starts
+        self.pool: LocalPool | InProcessPool = (
+            InProcessPool(plugins, self._child_said, self._child_ended)
+            if nodes_in_process(plugins, choice)
+            else LocalPool(self._child_said, self._child_ended)
+        )
 
     def _child_said(self, node_id: NodeId, message: object) -> None:
         self.orchestrator.node_said(node_id, message)
@@ -178,6 +186,7 @@ class ClusterSession(_Session):
         """`nodes` are names of the file, all of it when empty. `pool_deadline` in seconds, for all of them to
         be there and free."""
         super().__init__(sinks)
+        refuse_separate_processes(plugins, choice)
         known = {node.name: node for node in file.cluster.nodes}
         unknown = [name for name in nodes if name not in known]
         if unknown:

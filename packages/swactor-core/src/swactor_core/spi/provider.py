@@ -24,7 +24,9 @@ class Provider:
     """`factory` is called with the kind's context and returns the part; heavy imports belong inside it.
 
     Factories by kind: arena `(ArenaContext) -> ArenaFactory part`, see each `spi` module's docstring.
-    `capabilities` are facts a host or test asks for by name; a missing one is False.
+    `capabilities` are facts a host or test asks for by name; a missing one is False, but for
+    `crosses_processes`. What the runtime asks (`hosting.py`): `crosses_processes` of an arena, a transport
+    and a membership, and `in_process` of a worker: that several may live in one process, on its event loop.
     """
 
     kind: Kind
@@ -33,3 +35,8 @@ class Provider:
     factory: Callable[..., Any]
     api_level: int = API_LEVEL
     capabilities: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def crosses_processes(self) -> bool:
+        """Whether parts in different processes can meet over it; True where nothing is said."""
+        return bool(self.capabilities.get("crosses_processes", True))

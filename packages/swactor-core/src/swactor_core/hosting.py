@@ -1,0 +1,59 @@
+"""Where the nodes and workers of a plug-in choice can live, decided from capabilities and never from names.
+
+A part whose `crosses_processes` is False binds what uses it together to one process: transport and membership
+bind the nodes to the orchestrator's, an arena binds a worker to its node's. Knows providers, starts nothing.
+"""
+
+from __future__ import annotations
+
+from swactor_core.config import PluginChoice
+from swactor_core.errors import UsageError
+from swactor_core.plugins import Plugins
+from swactor_core.spi.provider import Kind, Provider
+
+_TIES_NODES = (Kind.TRANSPORT, Kind.MEMBERSHIP)
+
+
+def nodes_in_process(plugins: Plugins, choice: PluginChoice) -> bool:
+    """Whether the nodes of a local pool must be hosted by the orchestrator's own process.
+
+    Raises PluginError for a part that is not there.
+    """
+    return any(not provider.crosses_processes for provider in _tying(plugins, choice))
+
+
+def worker_in_process(plugins: Plugins, choice: PluginChoice) -> bool:
+    """Whether a node must host its worker itself. Raises PluginError for a part that is not there, and
+    UsageError when the arena asks for it and the worker plug-in cannot."""
+    arena = plugins.select(Kind.ARENA, choice.arena)
+    worker = plugins.select(Kind.WORKER, choice.worker)
+    if arena.crosses_processes:
+        return False
+    if not worker.capabilities.get("in_process", False):
+        raise UsageError(
+            f"the arena {arena.name!r} does not leave the node's process, and the worker {worker.name!r} "
+            "runs only in a process of its own",
+            hint=f"take another arena, such as memfd, or a worker that runs in the node's process: "
+            f"{_names(plugins, 'in_process')}",
+        )
+    return True
+
+
+def refuse_separate_processes(plugins: Plugins, choice: PluginChoice) -> None:
+    """Raises UsageError when nodes in processes of their own cannot meet over this choice."""
+    for provider in _tying(plugins, choice):
+        if not provider.crosses_processes:
+            raise UsageError(
+                f"the {provider.kind} {provider.name!r} does not leave its process, and the nodes of a "
+                "cluster are other processes",
+                hint=f"take another {provider.kind}, or run on a local pool, without --cluster",
+            )
+
+
+def _tying(plugins: Plugins, choice: PluginChoice) -> list[Provider]:
+    return [plugins.select(kind, getattr(choice, kind)) for kind in _TIES_NODES]
+
+
+def _names(plugins: Plugins, capability: str) -> str:
+    able = [p.name for p in plugins.providers(Kind.WORKER) if p.capabilities.get(capability, False)]
+    return ", ".join(able) or "none is installed"

@@ -1,0 +1,38 @@
+"""A wake-up for coroutines of one event loop that wait for a condition to change. Knows nothing else.
+
+A waiter checks its condition, waits, and checks again; between check and wait there is no await, so no
+wake-up is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Signal:
+    """Wakes everyone who waits now; firing with nobody waiting is not remembered."""
+
+    __slots__ = ("_waiters",)
+
+    def __init__(self) -> None:
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def fire(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """True when fired, False after `timeout` seconds. Cancelling one waiter leaves the others."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            async with asyncio.timeout(timeout):
+                await waiter
+        except TimeoutError:
+            return False
+        else:
+            return True
+        finally:
+            self._waiters.discard(waiter)
