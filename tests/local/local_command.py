@@ -134,9 +134,9 @@ class Command:
     def left(self) -> dict[int, str]:
         """Living processes that carry the mark: pid to command line."""
         found = {}
-        for entry in os.scandir("/proc"):
-            if entry.name.isdigit() and f"{MARK}={self.mark}" in _nul_separated(f"{entry.path}/environ"):
-                found[int(entry.name)] = " ".join(_nul_separated(f"{entry.path}/cmdline"))
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            if f"{MARK}={self.mark}" in _nul_separated(f"/proc/{name}/environ"):
+                found[int(name)] = " ".join(_nul_separated(f"/proc/{name}/cmdline"))
         return found
 
     def worker_pid(self, stage: int) -> int:
@@ -160,8 +160,8 @@ class Command:
         """Notes the sockets that its processes hold now, to see afterwards that they are gone."""
         for pid in self.left():
             with contextlib.suppress(OSError):
-                for entry in os.scandir(f"/proc/{pid}/fd"):
-                    target = os.readlink(entry.path)
+                for number in os.listdir(f"/proc/{pid}/fd"):
+                    target = os.readlink(f"/proc/{pid}/fd/{number}")
                     if target.startswith("socket:["):
                         self.sockets.add(target[8:-1])
 
