@@ -101,7 +101,7 @@ class MemberTable(Settings):
     of its transport and membership plug-ins. A cluster is reached from outside, so the default listens on
     every address; an empty `advertise_host` is found out by `node/addresses.py`."""
 
-    bind_host: str = "0.0.0.0"  # noqa: S104
+    bind_host: str = "0.0.0.0"  # noqa: S104 - other machines must reach a node
     bind_port: Port = 0
     advertise_host: str = ""
     membership_port: Port = 0
