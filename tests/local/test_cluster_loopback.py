@@ -186,13 +186,15 @@ def test_a_second_orchestrator_that_waits_too_long_is_told_why(cluster: Cluster)
 
 def test_one_key_serves_one_process_at_a_time(cluster: Cluster) -> None:
     first = cluster.run("--max-tokens", "120")
-    first.wait_event("prompt_injected")
+    first.wait_event("token_received", sequence=1)
+    os.kill(first.worker_pid(0), signal.SIGSTOP)  # it takes as long as this test wants
     second = cluster.run("--max-tokens", "12")
     assert second.wait(20) == 1, second.said()
     assert "another process of this machine uses the key" in second.error_line()
     twin = cluster.command("node", "--cluster", str(cluster.file), "--name", "a", places=cluster.places["a"])
     assert twin.wait(20) == 1, twin.err
     assert "another process of this machine uses the key" in twin.err
+    os.kill(first.worker_pid(0), signal.SIGCONT)
     assert first.finish(0)["token_ids"] == ECHO[:120]
 
 
