@@ -63,7 +63,7 @@ def test_events_of_objects_are_stamped_only_when_asked_for(name: EventName) -> N
     assert [event["event"] for event in log] == [str(name)]
 
 
-def test_a_sink_that_fails_is_counted_and_the_others_hear_on() -> None:
+def test_a_sink_that_fails_is_counted_and_the_others_hear_on(caplog: pytest.LogCaptureFixture) -> None:
     bus, log = EventBus(NodeId(1)), []
 
     def broken(event: dict[str, Any]) -> None:
@@ -75,6 +75,9 @@ def test_a_sink_that_fails_is_counted_and_the_others_hear_on() -> None:
         bus.emit(EventName.STAGE_READY, {})
     assert len(log) == 3
     assert bus.sink_failures == 3
+    assert [r.getMessage().split(":")[0] for r in caplog.records] == [
+        "an event sink fails, its events are lost"
+    ]
 
 
 def test_an_event_of_another_process_passes_as_it_is() -> None:

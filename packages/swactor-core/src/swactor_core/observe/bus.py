@@ -1,8 +1,9 @@
-"""Event bus: stamps lifecycle events and hands them to sinks. A sink's failure is counted, never raised."""
+"""Event bus: stamps lifecycle events and hands them to sinks. A sink's failure is counted and said once."""
 
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import IO, Any
 from swactor_core.errors import UsageError
 from swactor_core.events import OBJECT_EVENTS, Event, EventName
 from swactor_core.ids import NodeId
+
+log = logging.getLogger(__name__)
 
 Sink = Callable[[dict[str, Any]], None]
 
@@ -43,8 +46,12 @@ class EventBus:
         for sink in self._sinks:
             try:
                 sink(event)
-            except Exception:
+            except Exception as error:  # a sink may raise anything; events must not end the run they report
                 self.sink_failures += 1
+                if self.sink_failures == 1:
+                    log.warning(
+                        "an event sink fails, its events are lost: %s: %s", type(error).__name__, error
+                    )
 
 
 class JsonLinesSink:
