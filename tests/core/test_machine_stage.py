@@ -34,14 +34,8 @@ from swactor_core.ids import (
     WorkerGeneration,
 )
 from swactor_core.machines.gates import ObjectConsumed, ProduceObject
-from swactor_core.machines.stage import (
-    ModelFetch,
-    ModelOpened,
-    ModelRefused,
-    OpenModel,
-    StageController,
-    StageState,
-)
+from swactor_core.machines.stage import StageController, StageState
+from swactor_core.machines.stage_effects import ModelFetch, ModelOpened, ModelRefused, OpenModel
 from swactor_core.messages import (
     Address,
     ConfigureRole,
@@ -607,7 +601,7 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
                     unproven=(
                         "edge 7, ring 9: its pump did not stop",
                         "edge 6 did not stop within 10 s",
-                        "the worker did not reset its role",
+                        "the worker did not reset its role within 10 s",
                     )
                 ),
             ),
