@@ -16,6 +16,7 @@ from swactor_core.faults import (
     ReleaseFailure,
     RoleFailure,
     StepFailure,
+    WorkerFatalReason,
 )
 from swactor_core.fsm import Action, CancelTimer, Emit, Send, SetTimer
 from swactor_core.ids import (
@@ -538,6 +539,27 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
             (EdgeStopped(IN), (UNTIMED, *stopped())),
         ],
         S.STOPPED,
+    ),
+    "the worker ends itself when it is ready": (
+        [
+            *READY,
+            (
+                WorkerCrashed(WorkerGeneration(1), "why", WorkerFatalReason.UNHANDLED_EXCEPTION),
+                step_fault(FaultReason.WORKER_FATAL, WorkerFatalReason.UNHANDLED_EXCEPTION),
+            ),
+            (STOP, stopping()),
+        ],
+        S.STOPPING,
+    ),
+    "there is no worker for the step": (
+        [
+            *PREFILL,
+            (
+                StepFailed(ROLE, StepId(1), StepFailure.WORKER_PROCESS_EXITED, "why"),
+                step_fault(FaultReason.WORKER_CRASHED, StepFailure.WORKER_PROCESS_EXITED),
+            ),
+        ],
+        S.FAULTED,
     ),
     "the worker dies after the fault": ([*FAULTED, (CRASH, ()), (STOP, stopping())], S.STOPPING),
     # --- stopping ---

@@ -81,6 +81,10 @@ _LATE = (
     DeviceObjectReleased,
     ReleaseFailed,
 )
+_STEP_FAULTS = {
+    StepFailure.DEVICE_OUT_OF_MEMORY: FaultReason.DEVICE_OUT_OF_MEMORY,
+    StepFailure.WORKER_PROCESS_EXITED: FaultReason.WORKER_CRASHED,
+}
 _OfRole = RoleProgress | RoleConfigured | RoleFailed | RoleReset | StepCompleted | StepFailed
 
 
@@ -287,8 +291,7 @@ class StageController(Machine[StageState]):
     def _step_failed(self, event: StepFailed, now: float) -> Outcome[StageState]:
         if not self._of_this_run(event):
             return S.EXECUTING, ()
-        out_of_memory = event.reason is StepFailure.DEVICE_OUT_OF_MEMORY
-        reason = FaultReason.DEVICE_OUT_OF_MEMORY if out_of_memory else FaultReason.STEP_FAILED
+        reason = _STEP_FAULTS.get(event.reason, FaultReason.STEP_FAILED)
         return self._fault(reason, cause=str(event.reason), detail=event.detail, component=Component.WORKER)
 
     # --- faults ---
@@ -302,9 +305,11 @@ class StageController(Machine[StageState]):
 
     def _crashed(self, event: WorkerCrashed, now: float) -> Outcome[StageState]:
         self._teardown.role_gone = True
-        return self._fault(
-            FaultReason.WORKER_CRASHED, detail=event.detail, component=Component.GPU_WORKER_CTL
-        )
+        if event.fatal is not None:
+            fatal, component = FaultReason.WORKER_FATAL, Component.WORKER
+            return self._fault(fatal, cause=str(event.fatal), detail=event.detail, component=component)
+        crashed, component = FaultReason.WORKER_CRASHED, Component.GPU_WORKER_CTL
+        return self._fault(crashed, detail=event.detail, component=component)
 
     def _note_crash(self, event: WorkerCrashed, now: float) -> Outcome[StageState]:
         self._teardown.role_gone = True
