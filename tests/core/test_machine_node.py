@@ -66,6 +66,11 @@ def faulted(reason: FaultReason, component: Component, detail: str) -> tuple[Act
     return Emit(EventName.NODE_FAULTED, fields), AnnounceFault(NodeFaulted(ME, fault))
 
 
+def late(detail: str) -> Emit:
+    fields = {"reason": "TeardownTimeout", "component": "Node", "detail": detail}
+    return Emit(EventName.TEARDOWN_TIMED_OUT, fields)
+
+
 STOP = (
     Send(WORKER, ShutdownWorker(ShutdownMode.ABORT_IN_FLIGHT)),
     Send(ARENA, Shutdown()),
@@ -127,6 +132,18 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
         for name in ("worker", "transport", "membership")
     },
     **{
+        f"what is announced first is the last worker's: {name}": (
+            [
+                *BOOT[name],
+                (running(GPU), ()),
+                *AVAILABLE[len(BOOT[name]) : -1],
+                (MembershipStarted(), (Emit(EventName.NODE_AVAILABLE, {}), AnnounceAvailable(GPU))),
+            ],
+            S.NODE_AVAILABLE,
+        )
+        for name in ("worker", "transport", "membership")
+    },
+    **{
         f"a part fails: {name}": ([*BOOT[name], (NO_PORT, UNAVAILABLE)], S.FAULTED)
         for name in ("worker", "transport", "membership")
     },
@@ -182,8 +199,47 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
         [*FAULTED, (Shutdown(), STOP), (PartsClosed(), (UNTIMED, ExitProcess(NO_WORKER_FAULT)))],
         S.STOPPED,
     ),
-    "what does not end is left behind in time": (
-        [*AVAILABLE, (Shutdown(), STOP), (TimerFired("stop", 1), (ExitProcess(None),))],
+    "what does not end is left behind in time, and named": (
+        [
+            *AVAILABLE,
+            (Shutdown(), STOP),
+            (
+                TimerFired("stop", 1),
+                (
+                    late(
+                        "the worker process did not end within 12 s; "
+                        "transport and membership did not end within 12 s"
+                    ),
+                    ExitProcess(None),
+                ),
+            ),
+        ],
+        S.STOPPED,
+    ),
+    "the worker does not end": (
+        [
+            *AVAILABLE,
+            (Shutdown(), STOP),
+            (PartsClosed(), ()),
+            (
+                TimerFired("stop", 1),
+                (late("the worker process did not end within 12 s"), ExitProcess(None)),
+            ),
+        ],
+        S.STOPPED,
+    ),
+    "a faulted node whose parts do not close": (
+        [
+            *FAULTED,
+            (Shutdown(), STOP),
+            (
+                TimerFired("stop", 1),
+                (
+                    late("transport and membership did not end within 12 s"),
+                    ExitProcess(NO_WORKER_FAULT),
+                ),
+            ),
+        ],
         S.STOPPED,
     ),
 }
@@ -193,7 +249,28 @@ def make() -> NodeLife:
     return NodeLife(ME, arena_ceiling=1 << 20, stop_bound=12.0)
 
 
-SCRIPT = Script(make, SCENARIOS)
+# What each state expects and ignores, stated here and not read from the table.
+OF_PARTS = (
+    ArenaConstructed,
+    ArenaConstructionFailed,
+    WorkerRunning,
+    WorkerCrashed,
+    TransportStarted,
+    MembershipStarted,
+    PartFailed,
+    Continue,
+)
+LATE: dict[StrEnum, tuple[type[Any], ...]] = {
+    # A crash while it boots: the worker's control starts another, or says that there is none.
+    S.ARENA_READY: (WorkerCrashed,),
+    S.WORKER_READY: (WorkerCrashed,),
+    S.TRANSPORT_READY: (WorkerCrashed,),
+    S.MEMBERSHIP_JOINING: (WorkerCrashed,),
+    S.FAULTED: (*OF_PARTS, WorkerGone),
+    S.STOPPING: (*OF_PARTS, ProcessStarted, Shutdown),
+    S.STOPPED: (*OF_PARTS, ProcessStarted, WorkerGone, PartsClosed, Shutdown),
+}
+SCRIPT = Script(make, SCENARIOS, LATE)
 EVENTS = event_strategies(NodeLife)
 
 

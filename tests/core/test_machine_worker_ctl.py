@@ -518,7 +518,20 @@ def make() -> GpuWorkerCtl:
     return GpuWorkerCtl(POLICY, arena_ceiling=1 << 20, ring_helper_abi=1, backend={"threads": 2})
 
 
-SCRIPT = Script(make, SCENARIOS)
+# What each state expects and ignores, stated here and not read from the table.
+HINTS = (RingReadable, RingWritable)
+LATE: dict[StrEnum, tuple[type[Any], ...]] = {
+    S.NOT_STARTED: HINTS,
+    S.SPAWNING: (*HINTS, FromWorker),  # the generation before this one still talks
+    S.INITIALIZING: HINTS,
+    S.STOPPING: HINTS,
+    S.KILLING: (*HINTS, FromWorker, ShutdownWorker),
+    S.CRASHED: (*HINTS, FromWorker),
+    S.RESTARTING: (*HINTS, FromWorker, ProcessNotification),
+    S.STOPPED: (*HINTS, FromWorker, ContinueRestart),
+    S.FAILED: (*HINTS, FromWorker, ContinueRestart),
+}
+SCRIPT = Script(make, SCENARIOS, LATE)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -87,8 +87,9 @@ class ArenaManager(Machine[ArenaState]):
         Row(S.SHUTTING_DOWN, ArenaConstructed, None, (S.SHUTTING_DOWN,)),
         Row(S.SHUTTING_DOWN, ArenaConstructionFailed, None, (S.SHUTTING_DOWN,)),
         Row(S.SHUTTING_DOWN, LeaseRing, "_refuse", (S.SHUTTING_DOWN,)),
-        Row(S.SHUTTING_DOWN, RingPrepared, None, (S.SHUTTING_DOWN,)),
-        Row(S.SHUTTING_DOWN, RingPreparationFailed, None, (S.SHUTTING_DOWN,)),
+        # Asked for before the end, ready after it: its requester is refused like any other.
+        Row(S.SHUTTING_DOWN, RingPrepared, "_prepared_late", (S.SHUTTING_DOWN,)),
+        Row(S.SHUTTING_DOWN, RingPreparationFailed, "_prepared_late", (S.SHUTTING_DOWN,)),
         Row(S.SHUTTING_DOWN, CancelLease, None, (S.SHUTTING_DOWN,)),
         Row(S.SHUTTING_DOWN, ReleaseRing, "_release", (S.SHUTTING_DOWN,)),
         Row(S.SHUTTING_DOWN, Shutdown, None, (S.SHUTTING_DOWN,)),
@@ -167,6 +168,14 @@ class ArenaManager(Machine[ArenaState]):
         self._give_back(layout)
         rejected = _rejected(request, LeaseRejection.NO_MEMORY, event.detail)
         return S.READY, (DiscardRange(layout), rejected, *self._retry())
+
+    def _prepared_late(self, event: RingPrepared | RingPreparationFailed, now: float) -> Outcome[ArenaState]:
+        if event.ring_id not in self._preparing:
+            raise self.invalid(event)
+        layout, request = self.live.pop(event.ring_id)
+        self._preparing.discard(event.ring_id)
+        self._give_back(layout)
+        return self.state, (DiscardRange(layout), _rejected(request, LeaseRejection.SHUTTING_DOWN))
 
     def _cancel(self, event: CancelLease, now: float) -> Outcome[ArenaState]:
         self.pending = deque(r for r in self.pending if r.request_id != event.request_id)

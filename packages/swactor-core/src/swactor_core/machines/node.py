@@ -14,6 +14,7 @@ from swactor_core.events import EventName
 from swactor_core.faults import Component, Fault, FaultReason
 from swactor_core.fsm import Action, Effect, Emit, Machine, Outcome, Row, Send
 from swactor_core.ids import NodeId
+from swactor_core.machines.bounds import teardown_timed_out
 from swactor_core.messages import (
     Address,
     ArenaConstructed,
@@ -291,4 +292,7 @@ class NodeLife(Machine[NodeState]):
         return S.STOPPED, (*self.cancel_timer("stop"), ExitProcess(self.fault))
 
     def _stop_timeout(self, event: TimerFired, now: float) -> Outcome[NodeState]:
-        return S.STOPPED, (ExitProcess(self.fault),)
+        worker = () if self._worker_gone else ("the worker process",)
+        parts = () if self._closed else ("transport and membership",)
+        missing = tuple(f"{part} did not end within {self._stop_bound:g} s" for part in (*worker, *parts))
+        return S.STOPPED, (teardown_timed_out(Component.NODE, missing), ExitProcess(self.fault))

@@ -12,6 +12,7 @@ from swactor_core.events import EventName
 from swactor_core.faults import Component, Fault, FaultReason
 from swactor_core.fsm import Action, Emit, Machine, Outcome, Row, Send
 from swactor_core.ids import RunId, Sequence, StageIndex, node_hex
+from swactor_core.machines.bounds import teardown_timed_out
 from swactor_core.machines.pool import PlanCommitted, PoolAborted, PoolReady
 from swactor_core.machines.provisioning import provision_stage, token_edges
 from swactor_core.machines.run_effects import (
@@ -376,8 +377,8 @@ class Run(Machine[RunState]):
         return (S.DONE, self._finish()) if self._teardown.complete else (S.TEARING_DOWN, ())
 
     def _teardown_timeout(self, event: TimerFired, now: float) -> Outcome[RunState]:
-        self._teardown.give_up(self._bounds.teardown)
-        return S.DONE, self._finish()
+        missing = self._teardown.give_up(self._bounds.teardown)
+        return S.DONE, (teardown_timed_out(Component.RUN, missing), *self._finish())
 
     def _finish(self) -> tuple[Action, ...]:
         assert self.outcome is not None

@@ -19,6 +19,7 @@ from swactor_core.events import EventName
 from swactor_core.faults import Component, Fault, FaultReason
 from swactor_core.fsm import Effect, Send
 from swactor_core.ids import NodeId
+from swactor_core.machines.provisioning import impossible
 from swactor_core.machines.stage import StageController, StageState
 from swactor_core.machines.stage_effects import ModelFetch, ModelOpened, ModelRefused, OpenModel
 from swactor_core.messages import Address, ProvisionStage, StageFault, StageStopped, StopRun
@@ -103,13 +104,7 @@ class StageHost:
         plan = self._provision
         if self.active and plan is not None:
             return f"run {plan.run_id} is active here as stage {plan.stage_index}"
-        if not 0 <= message.stage_index < message.stage_count:
-            return f"stage {message.stage_index} of {message.stage_count}"
-        if not 0 <= message.layer_start < message.layer_end_exclusive <= message.model.num_layers:
-            return (
-                f"layers {message.layer_start}..{message.layer_end_exclusive} of {message.model.num_layers}"
-            )
-        return ""
+        return impossible(message)
 
     def _forget_last(self) -> None:
         plan = self._provision
