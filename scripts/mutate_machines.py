@@ -1,6 +1,6 @@
 """Spoils each row of each machine's table in turn, and says whether a test of that machine notices.
 
-    scripts/mutate_machines.py [--machine NAME ...] [--sample N --seed S] [--narrow]
+    scripts/mutate_machines.py [--machine NAME ...] [--narrow]
 
 A mutant is a machine class without one row, or one that ignores the row's event; it lives in this process
 only, no file is touched. It is killed when a test of the machine's contract module fails that states
@@ -12,13 +12,12 @@ Exits with 1 when fewer than 95 % of the mutants are killed, when one outlives e
 with its reason in `mutate_machines.toml` beside this file, and when one that is listed there is killed.
 """
 
-# ruff: noqa: T201, S311 -- a tool that prints; chance only picks a sample
+# ruff: noqa: T201 -- a tool that prints its findings
 
 from __future__ import annotations
 
 import argparse
 import os
-import random
 import subprocess
 import sys
 import tomllib
@@ -174,8 +173,6 @@ def listed() -> dict[str, str]:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--machine", action="append", choices=sorted(CONTRACTS), help="only this one")
-    parser.add_argument("--sample", type=int, help="only so many mutants of each machine, by chance")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--narrow", action="store_true", help="do not show survivors to all of tests/core")
     parser.add_argument("--wide", metavar="MUTANT", help=argparse.SUPPRESS)
     choice = parser.parse_args(arguments)
@@ -192,12 +189,9 @@ def main(arguments: list[str]) -> int:
                 test()
             except Exception as error:
                 raise SystemExit(f"{module}::{name} fails without any mutant: {error}") from error
-    chance = random.Random(choice.seed)
     total, survivors = 0, []
     for machine in machines:
         tried = mutants(machine)
-        if choice.sample is not None:
-            tried = chance.sample(tried, min(choice.sample, len(tried)))
         alive = [mutant for mutant in tried if not killer(mutant, checks[CONTRACTS[machine.NAME]])]
         killed = len(tried) - len(alive)
         print(f"{machine.NAME:16} {len(machine.TABLE):4} rows, {killed:4} of {len(tried):4} killed")
@@ -205,7 +199,7 @@ def main(arguments: list[str]) -> int:
         survivors += alive
     if not choice.narrow:
         survivors = [mutant for mutant in survivors if outlives_everything(mutant)]
-    return report(total, survivors, excused=listed(), complete=choice.sample is None and not choice.machine)
+    return report(total, survivors, excused=listed(), complete=not choice.machine)
 
 
 def report(total: int, survivors: list[Mutant], *, excused: dict[str, str], complete: bool) -> int:
