@@ -1,6 +1,6 @@
 """Tests of the machines are tested: a row that is spoiled is noticed, and the tool that says so can doubt.
 
-With `--long`, what outlives the tests of its machine is shown to all others; see `scripts/mutate_machines.py`.
+With `--long`, what outlives the tests of its machine is shown to all others: `scripts/mutate_machines.py`.
 """
 
 from __future__ import annotations
