@@ -66,9 +66,17 @@ class Script:
         return machine
 
     def reach(self, state: StrEnum) -> Machine[Any]:
-        """A machine in `state`, by the first scenario that ends there."""
-        name = next(name for name, (_, end) in self.scenarios.items() if end is state)
-        return self.play(name)
+        """A machine in `state`, by the first scenario that ends there, or else that comes through there."""
+        for name, (_, end) in self.scenarios.items():
+            if end is state:
+                return self.play(name)
+        for steps, _ in self.scenarios.values():
+            machine = self.make()
+            for event, _ in steps:
+                if machine.state is state:
+                    return machine
+                machine.step(event, 0.0)
+        raise LookupError(f"no scenario of {self.machine.NAME} comes to {state}")
 
     def somewhere(self, data: DataObject, check: Check | None = None) -> Machine[Any]:
         """A machine in any state that a scenario comes through, for a walk from there."""
