@@ -71,11 +71,20 @@ def late(detail: str) -> Emit:
     return Emit(EventName.TEARDOWN_TIMED_OUT, fields)
 
 
-STOP = (
+def boot(generation: int) -> SetTimer:
+    return SetTimer("boot", generation, 30.0)
+
+
+def stop(generation: int = 3, *, booting: bool = False) -> tuple[Action, ...]:
+    """An ordered end, whose timer has this generation; `booting` while a part was being started."""
+    return (*((BOOTED,) if booting else ()), *STOPS, SetTimer("stop", generation, 12.0))
+
+
+BOOTED = CancelTimer("boot")
+STOPS = (
     Send(WORKER, ShutdownWorker(ShutdownMode.ABORT_IN_FLIGHT)),
     Send(ARENA, Shutdown()),
     CloseParts(),
-    SetTimer("stop", 1, 12.0),
 )
 UNTIMED = CancelTimer("stop")
 GONE = WorkerGone("no device")
@@ -88,12 +97,12 @@ STARTED: Steps = [
     (ProcessStarted(), (Emit(EventName.NODE_STARTED, {}), Send(ARENA, ConstructArena(1 << 20))))
 ]
 WITH_ARENA: Steps = [*STARTED, (ArenaConstructed(), (Send(WORKER, StartWorker()),))]
-WITH_WORKER: Steps = [*WITH_ARENA, (running(CPU), (StartTransport(),))]
-WITH_TRANSPORT: Steps = [*WITH_WORKER, (TransportStarted("host", 4433), (Send(NODE, Continue()),))]
-JOINING: Steps = [*WITH_TRANSPORT, (Continue(), (StartMembership(),))]
+WITH_WORKER: Steps = [*WITH_ARENA, (running(CPU), (StartTransport(), boot(1)))]
+WITH_TRANSPORT: Steps = [*WITH_WORKER, (TransportStarted("host", 4433), (BOOTED, Send(NODE, Continue())))]
+JOINING: Steps = [*WITH_TRANSPORT, (Continue(), (StartMembership(), boot(2)))]
 AVAILABLE: Steps = [
     *JOINING,
-    (MembershipStarted(), (Emit(EventName.NODE_AVAILABLE, {}), AnnounceAvailable(CPU))),
+    (MembershipStarted(), (BOOTED, Emit(EventName.NODE_AVAILABLE, {}), AnnounceAvailable(CPU))),
 ]
 BOOT = {
     "fresh": [],
@@ -119,13 +128,21 @@ STATES = dict(
         strict=True,
     )
 )
+STARTING = ("worker", "membership")  # a part is being started, and a timer bounds it
+TIMERS = dict(zip(BOOT, (0, 0, 0, 1, 1, 2, 2), strict=True))  # that were ever set
 FAULTED: Steps = [*WITH_ARENA, (GONE, NO_WORKER)]
 
 SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
     **{name: (steps, STATES[name]) for name, steps in BOOT.items()},
     **{
-        f"stopped at: {name}": ([*steps, (Shutdown(), STOP)], S.STOPPING)
-        for name, steps in {**BOOT, "faulted": FAULTED}.items()
+        f"stopped at: {name}": (
+            [*steps, (Shutdown(), stop(timers + 1, booting=name in STARTING))],
+            S.STOPPING,
+        )
+        for name, steps, timers in (
+            *((name, BOOT[name], TIMERS[name]) for name in BOOT),
+            ("faulted", FAULTED, 0),
+        )
     },
     **{
         f"the worker comes again: {name}": ([*BOOT[name], (running(GPU), ())], STATES[name])
@@ -137,19 +154,42 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
                 *BOOT[name],
                 (running(GPU), ()),
                 *AVAILABLE[len(BOOT[name]) : -1],
-                (MembershipStarted(), (Emit(EventName.NODE_AVAILABLE, {}), AnnounceAvailable(GPU))),
+                (MembershipStarted(), (BOOTED, Emit(EventName.NODE_AVAILABLE, {}), AnnounceAvailable(GPU))),
             ],
             S.NODE_AVAILABLE,
         )
         for name in ("worker", "transport", "membership")
     },
     **{
-        f"a part fails: {name}": ([*BOOT[name], (NO_PORT, UNAVAILABLE)], S.FAULTED)
+        f"a part fails: {name}": (
+            [*BOOT[name], (NO_PORT, (*((BOOTED,) if name in STARTING else ()), *UNAVAILABLE))],
+            S.FAULTED,
+        )
         for name in ("worker", "transport", "membership")
     },
     **{
-        f"the worker is lost for good: {name}": ([*BOOT[name], (GONE, NO_WORKER)], S.FAULTED)
+        f"the worker is lost for good: {name}": (
+            [*BOOT[name], (GONE, (*((BOOTED,) if name in STARTING else ()), *NO_WORKER))],
+            S.FAULTED,
+        )
         for name in ("arena", "worker", "transport", "membership", "available")
+    },
+    **{
+        f"{part} does not start in time": (
+            [
+                *BOOT[name],
+                (
+                    TimerFired("boot", TIMERS[name]),
+                    faulted(FaultReason.NODE_UNAVAILABLE, component, f"{part} did not start within 30 s"),
+                ),
+                (started, ()),
+            ],
+            S.FAULTED,
+        )
+        for name, part, component, started in (
+            ("worker", "the transport", Component.DRIVER, TransportStarted("host", 4433)),
+            ("membership", "membership", Component.MEMBERSHIP, MembershipStarted()),
+        )
     },
     "the arena cannot be made": (
         [
@@ -176,7 +216,7 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
     "an ordered end: worker, then parts": (
         [
             *AVAILABLE,
-            (Shutdown(), STOP),
+            (Shutdown(), stop()),
             (WorkerGone("stopped"), ()),
             (PartsClosed(), (UNTIMED, ExitProcess(None))),
         ],
@@ -185,26 +225,26 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
     "an ordered end: parts, then worker": (
         [
             *AVAILABLE,
-            (Shutdown(), STOP),
+            (Shutdown(), stop()),
             (PartsClosed(), ()),
             (WorkerGone("stopped"), (UNTIMED, ExitProcess(None))),
         ],
         S.STOPPED,
     ),
     "stopped before there was a worker": (
-        [*STARTED, (Shutdown(), STOP), (PartsClosed(), (UNTIMED, ExitProcess(None)))],
+        [*STARTED, (Shutdown(), stop(1)), (PartsClosed(), (UNTIMED, ExitProcess(None)))],
         S.STOPPED,
     ),
     "a faulted node ends with its fault": (
-        [*FAULTED, (Shutdown(), STOP), (PartsClosed(), (UNTIMED, ExitProcess(NO_WORKER_FAULT)))],
+        [*FAULTED, (Shutdown(), stop(1)), (PartsClosed(), (UNTIMED, ExitProcess(NO_WORKER_FAULT)))],
         S.STOPPED,
     ),
     "what does not end is left behind in time, and named": (
         [
             *AVAILABLE,
-            (Shutdown(), STOP),
+            (Shutdown(), stop()),
             (
-                TimerFired("stop", 1),
+                TimerFired("stop", 3),
                 (
                     late(
                         "the worker process did not end within 12 s; "
@@ -219,10 +259,10 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
     "the worker does not end": (
         [
             *AVAILABLE,
-            (Shutdown(), STOP),
+            (Shutdown(), stop()),
             (PartsClosed(), ()),
             (
-                TimerFired("stop", 1),
+                TimerFired("stop", 3),
                 (late("the worker process did not end within 12 s"), ExitProcess(None)),
             ),
         ],
@@ -231,7 +271,7 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
     "a faulted node whose parts do not close": (
         [
             *FAULTED,
-            (Shutdown(), STOP),
+            (Shutdown(), stop(1)),
             (
                 TimerFired("stop", 1),
                 (
@@ -246,7 +286,7 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
 
 
 def make() -> NodeLife:
-    return NodeLife(ME, arena_ceiling=1 << 20, stop_bound=12.0)
+    return NodeLife(ME, arena_ceiling=1 << 20, boot_bound=30.0, stop_bound=12.0)
 
 
 # What each state expects and ignores, stated here and not read from the table.
@@ -303,7 +343,7 @@ def test_the_states_of_the_boot_are_the_specification_s() -> None:
 def test_broken_host_closes_twice_and_fires_a_cancelled_timer() -> None:
     machine = SCRIPT.play("an ordered end: worker, then parts")
     assert machine.step(PartsClosed(), 0.0) == ()
-    assert machine.step(TimerFired("stop", 1), 0.0) == ()
+    assert machine.step(TimerFired("stop", 3), 0.0) == ()
     assert machine.late_timers == 1
 
 
