@@ -590,6 +590,20 @@ def test_a_word_of_its_life_out_of_turn_is_counted_and_dropped(event: object) ->
     assert machine.stale_events == 1
 
 
+@pytest.mark.parametrize("state", [state for state in S if state is not S.NOT_STARTED])
+def test_a_fatal_worker_in_every_state(state: WorkerCtlState) -> None:
+    """It ends what it was to do; where its process is already being ended, only the exit counts."""
+    machine = SCRIPT.reach(state)
+    assert isinstance(machine, GpuWorkerCtl)
+    fatal = FromWorker(machine.generation, FATAL.event)
+    actions = machine.step(fatal, 0.0)
+    if state in (S.INITIALIZING, S.RUNNING):
+        assert KillWorker(machine.generation) in actions
+        assert machine.state is (S.KILLING if state is S.INITIALIZING else S.CRASHED)
+    else:
+        assert (machine.state, actions) == (state, ())
+
+
 def test_broken_host_tells_an_exit_twice_and_one_restart_follows() -> None:
     machine = SCRIPT.play("restarting")
     assert machine.step(EXITED, 0.0) == ()
