@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from swactor_core.ids import EdgeId, NodeId, RingId, StageIndex
 
@@ -163,6 +164,16 @@ class Fault:
     stage_index: StageIndex | None = None
     edge_id: EdgeId | None = None
     ring_id: RingId | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Of an event that records it (spec section 40)."""
+        return {
+            "reason": str(self.reason),
+            "component": str(self.component),
+            "cause": self.cause,
+            "detail": self.detail,
+            "stage_index": self.stage_index,
+        }
 
     def line(self) -> str:
         """The one typed line an operator reads."""

@@ -86,8 +86,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run(work: Coroutine[Any, Any, T], *, bound: float) -> T:
-    """The result of `work`, in virtual time. Raises TimeoutError after `bound` virtual seconds, Stalled when
-    it waits for ever, and AssertionError when it leaves tasks behind."""
+    """The result of `work`, in virtual time. Raises TimeoutError after `bound` virtual seconds, also for a
+    wait that nothing ends, Stalled when time does not pass, and AssertionError for tasks left behind."""
 
     async def bounded() -> T:
         async with asyncio.timeout(bound):
