@@ -13,7 +13,8 @@ from swactor_core.faults import Component, Fault, FaultReason
 from swactor_core.fsm import Action, CancelTimer, Emit, Send, SetTimer
 from swactor_core.ids import INPUT_PORT, OUTPUT_PORT, EdgeId, NodeId, RoleId, RunId, Sequence, StageIndex
 from swactor_core.machines.pool import PlanCommitted, PoolAborted, PoolReady
-from swactor_core.machines.run import (
+from swactor_core.machines.run import Run, RunBounds
+from swactor_core.machines.run_effects import (
     BuildPlan,
     Continue,
     DeliverToken,
@@ -22,8 +23,6 @@ from swactor_core.machines.run import (
     PlanBuilt,
     PlanFailed,
     ReportProgress,
-    Run,
-    RunBounds,
     RunMoved,
     RunOutcome,
     RunState,

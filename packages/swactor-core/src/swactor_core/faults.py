@@ -200,6 +200,7 @@ RING_FAULTS: dict[RingFaultReason, FaultReason] = {
     RingFaultReason.SEQUENCE_VIOLATION: FaultReason.SEQUENCE_VIOLATION,
     RingFaultReason.HEADER_MALFORMED: FaultReason.MALFORMED_OBJECT_HEADER,
     RingFaultReason.WORKER_PROCESS_EXITED: FaultReason.WORKER_CRASHED,
+    RingFaultReason.WORKER_INTERNAL: FaultReason.WORKER_CRASHED,
 }
 
 STREAM_FAULTS: dict[StreamFaultReason, FaultReason] = {

@@ -159,10 +159,12 @@ class ReleaseFailed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCrashed:
-    """Synthesised by GpuWorkerCtl after process exit, process error or a broken control stream."""
+    """Synthesised by GpuWorkerCtl after process exit, process error or a broken control stream, and after a
+    WorkerFatal, whose reason is `fatal`."""
 
     worker_generation: WorkerGeneration
     detail: str
+    fatal: WorkerFatalReason | None = None
 
 
 @dataclass(frozen=True, slots=True)

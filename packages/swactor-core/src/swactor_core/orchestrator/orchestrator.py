@@ -22,7 +22,8 @@ from swactor_core.fsm import Effect, Send
 from swactor_core.ids import NodeId, RunId, StageIndex, node_id_of
 from swactor_core.machines.endpoint import OpenTokenEdges
 from swactor_core.machines.pool import BeginPool, MemberChanged, PoolGate, ReportPool
-from swactor_core.machines.run import (
+from swactor_core.machines.run import Run, RunBounds
+from swactor_core.machines.run_effects import (
     BuildPlan,
     DeliverToken,
     FinishRun,
@@ -30,8 +31,6 @@ from swactor_core.machines.run import (
     PlanBuilt,
     PlanFailed,
     ReportProgress,
-    Run,
-    RunBounds,
     RunMoved,
     RunOutcome,
     RunState,
