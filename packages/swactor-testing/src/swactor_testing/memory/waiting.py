@@ -15,7 +15,7 @@ class Signal:
     __slots__ = ("_waiters",)
 
     def __init__(self) -> None:
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[None], None] = {}  # in order: who waited first is woken first
 
     def fire(self) -> None:
         for waiter in self._waiters:
@@ -26,7 +26,7 @@ class Signal:
     async def wait(self, timeout: float | None = None) -> bool:
         """True when fired, False after `timeout` seconds. Cancelling one waiter leaves the others."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         try:
             async with asyncio.timeout(timeout):
                 await waiter
@@ -35,4 +35,4 @@ class Signal:
         else:
             return True
         finally:
-            self._waiters.discard(waiter)
+            self._waiters.pop(waiter, None)
