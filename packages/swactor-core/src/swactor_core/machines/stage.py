@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from swactor_core.events import EventName
-from swactor_core.faults import Component, Fault, FaultReason, RoleFailure, StepFailure
+from swactor_core.faults import Component, Fault, FaultReason, ModelFailure, RoleFailure, StepFailure
 from swactor_core.fsm import Action, Effect, Emit, Machine, Outcome, Row, Send
 from swactor_core.ids import ObjectId, RingId, Sequence, StepId
 from swactor_core.machines.gates import ObjectConsumed, ProduceObject
@@ -84,6 +84,7 @@ class ModelRefused:
     """Adapter: the artifact cannot be had, read, or does not hold the range."""
 
     detail: str
+    cause: ModelFailure = ModelFailure.REFUSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +233,7 @@ class StageController(Machine[StageState]):
         )
 
     def _refused(self, event: ModelRefused, now: float) -> Outcome[StageState]:
-        return self._fault(FaultReason.WEIGHT_LOAD_FAILED, cause="ModelRefused", detail=event.detail)
+        return self._fault(FaultReason.WEIGHT_LOAD_FAILED, cause=str(event.cause), detail=event.detail)
 
     def _of_this_run(self, event: _OfRole) -> bool:
         ours = self._role_touched and event.role_id == self.provisioned.runtime.role_id
