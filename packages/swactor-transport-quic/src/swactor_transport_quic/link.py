@@ -30,6 +30,7 @@ lone message needs no datagram of its own for that."""
 DUPLICATE_LINGER = 1.0
 """Seconds that the weaker of two simultaneous connections stays, for whoever has not yet seen the other."""
 
+
 class Alpn:
     EDGE = "swactor/edge/1"
     CONTROL = "swactor/control/1"
