@@ -181,7 +181,10 @@ class Link:
         acknowledgements and credit too.
         """
         self._guarded(self._pump, now)
-        self.flush_soon()
+        if self.quic.has_something(now):
+            self.flush_soon()
+        elif self.state is not LinkState.CLOSED:
+            self._arm()
 
     def _guarded(self, step: Callable[[float], None], now: float) -> None:
         if self.state is LinkState.CLOSED:

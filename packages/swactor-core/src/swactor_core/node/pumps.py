@@ -1,8 +1,8 @@
 """Pump tasks: perform the effects of `machines/pumps.py` on one ring and one transport edge.
 
-The hot path of a node: spans and cursors, no actor, no JSON. A pump's ring end belongs to it alone. A hint is
-acknowledged before cursors are loaded, and cursors are looked at before every wait, so that a hint sent before
-the pump existed is not needed.
+The hot path of a node: spans and cursors, no actor, no JSON. A pump's ring end belongs to it alone. A hint
+is acknowledged before cursors are loaded, and cursors are looked at before every wait, so that a hint sent
+before the pump existed is not needed.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from aioquic.quic.stream import QuicStream
 from swactor_core.errors import PluginError
 
 CONNECTION_NAMES = (
-    "_ack_delay",
     "_ack_eliciting_sent_since_receipt",
     "_close_at",
     "_close_pending",

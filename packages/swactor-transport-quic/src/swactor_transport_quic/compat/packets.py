@@ -44,7 +44,13 @@ _ACK_RANGES = 32
 _IDLE_STEP = 0.05
 """Seconds by which the idle deadline may lag: it is renewed once in this time, not with every packet."""
 
-_ACKED, _LOST = QuicDeliveryState.ACKED, QuicDeliveryState.LOST
+_ACK_DELAY = 0.015
+"""Seconds until an acknowledgement leaves alone. An answer or more data takes it along before that; both ends
+promise 0.025 (max_ack_delay), after which a sender asks."""
+_ACK_AT_ONCE = 8
+"""Packets that are acknowledged without delay, whoever sends less than a batch at a time."""
+
+_LOST = QuicDeliveryState.LOST
 
 
 def encode_varint(value: int) -> bytes:
@@ -83,6 +89,7 @@ class ShortPackets(QuicConnection):
         self.wanting: dict[QuicStream, None] = {}
         self._aborted: set[QuicStream] = set()
         self._idle_renewed = 0.0
+        self._unacknowledged = 0
         self._one_rtt: tuple[Any, QuicPacketSpace] | None = None
         lose = self._loss._on_packets_lost
 
@@ -150,6 +157,7 @@ class ShortPackets(QuicConnection):
             self._idle_renewed = now
             self._close_at = now + self._idle_timeout()
         self._ack_eliciting_sent_since_receipt = False
+        in_order = number == space.largest_received_packet + 1
         if number > space.largest_received_packet:
             space.largest_received_packet = number
             space.largest_received_time = now
@@ -157,8 +165,13 @@ class ShortPackets(QuicConnection):
         space.received_packets.add(number)
         if len(space.ack_queue) > MAX_ACK_RANGES:
             space.ack_queue.shift()
-        if eliciting and space.ack_at is None:
-            space.ack_at = now + self._ack_delay
+        if eliciting:
+            if space.ack_at is None:
+                space.ack_at = now + _ACK_DELAY
+                self._unacknowledged = 0
+            self._unacknowledged += 1
+            if self._unacknowledged >= _ACK_AT_ONCE or not in_order:
+                space.ack_at = now  # RFC 9000 section 13.2.1: a gap is told at once
         return True
 
     def _take_frames(self, payload: bytes, space: QuicPacketSpace, path: Any, now: float) -> bool:
@@ -282,6 +295,13 @@ class ShortPackets(QuicConnection):
         if self._state is not QuicConnectionState.CONNECTED:
             return []
         return self._short_datagrams(now)
+
+    def has_something(self, now: float) -> bool:
+        """Whether a flush may have anything to send: cheaper to ask than to flush."""
+        if self.general or self.wanting or self._close_pending or self._ping_pending or self._probe_pending:
+            return True
+        ack_at = self._keys()[1].ack_at
+        return ack_at is not None and ack_at <= now
 
     def _something_general(self) -> bool:
         """Whether aioquic's own builder may be needed again, now that it has had its turn."""
