@@ -1,7 +1,7 @@
 """Builds `swactor_arena._native` from `_csrc` (cffi, API mode, stable ABI). Run by setup.py only.
 
-The binding's declarations are the C header itself, so the two cannot differ. The system call for pages needs no
-C of ours: the binding declares it beside them.
+The binding's declarations are the C header itself, so the two cannot differ. The system call for pages needs
+no C of ours: the binding declares it beside them.
 """
 
 from pathlib import Path

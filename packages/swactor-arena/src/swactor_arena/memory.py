@@ -100,8 +100,8 @@ def discard(fd: int, offset: int, length: int) -> None:
 
 
 def _allocate(fd: int, mode: int, offset: int, length: int) -> int:
-    """fallocate(2): 0 or an errno. tmpfs undoes an interrupted allocation, so a process that gets signals all the
-    time must not try for ever, which os.posix_fallocate does."""
+    """fallocate(2): 0 or an errno. tmpfs undoes an interrupted allocation, so a process that gets signals all
+    the time must not try for ever, which os.posix_fallocate does."""
     for _ in range(_ATTEMPTS):
         if lib.fallocate(fd, mode, offset, length) == 0:
             return 0
