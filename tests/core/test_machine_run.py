@@ -201,10 +201,12 @@ def finished(
     timed: bool = True,
     stats: tuple[StageIndex, ...] = (FIRST, LAST),
     unproven: tuple[str, ...] = (),
+    overdue: Fault | None = None,
 ) -> tuple[Action, ...]:
+    late = {} if overdue is None else overdue.fields()
     return (
         *((UNTIMED,) if timed else ()),
-        Emit(EventName.RUN_TORN_DOWN, {"outcome": str(outcome), "unproven": list(unproven)}),
+        Emit(EventName.RUN_TORN_DOWN, {"outcome": str(outcome), "unproven": list(unproven), **late}),
         FinishRun(outcome, fault, tuple((i, StageStats(3, 0.5, 0.25)) for i in stats), unproven),
     )
 
@@ -608,24 +610,19 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
             (stopped(FIRST), ()),
             (
                 fired(4),
-                (
-                    Emit(
-                        EventName.TEARDOWN_TIMED_OUT,
-                        {
-                            "reason": "TeardownTimeout",
-                            "component": "Run",
-                            "detail": "stage 1 did not say StageStopped within 15 s; "
-                            "the token endpoints did not stop within 15 s",
-                        },
+                finished(
+                    RunOutcome.COMPLETED,
+                    timed=False,
+                    stats=(FIRST,),
+                    unproven=(
+                        "stage 1 did not say StageStopped within 15 s",
+                        "the token endpoints did not stop within 15 s",
                     ),
-                    *finished(
-                        RunOutcome.COMPLETED,
-                        timed=False,
-                        stats=(FIRST,),
-                        unproven=(
-                            "stage 1 did not say StageStopped within 15 s",
-                            "the token endpoints did not stop within 15 s",
-                        ),
+                    overdue=Fault(
+                        FaultReason.TEARDOWN_TIMEOUT,
+                        Component.RUN,
+                        "stage 1 did not say StageStopped within 15 s; "
+                        "the token endpoints did not stop within 15 s",
                     ),
                 ),
             ),

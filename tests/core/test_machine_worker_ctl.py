@@ -155,8 +155,8 @@ def ended(reason: str, generation: int = 1) -> Emit:
     return Emit(EventName.WORKER_ENDED, {"worker_generation": generation, "reason": reason})
 
 
-def gone(reason: str) -> Send:
-    return Send(NODE, WorkerGone(reason))
+def gone(reason: str, fatal: WorkerFatalReason | None = None) -> Send:
+    return Send(NODE, WorkerGone(reason, fatal))
 
 
 def crash(
@@ -272,7 +272,7 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
             *INITIALIZING,
             (FATAL, kill(2)),
             (process("Error", "stdout closed"), ()),
-            (EXITED, (UNTIMED, ended(FATAL_REASON), gone(FATAL_REASON))),
+            (EXITED, (UNTIMED, ended(FATAL_REASON), gone(FATAL_REASON, FATAL.event.reason))),
         ],
         S.FAILED,
     ),

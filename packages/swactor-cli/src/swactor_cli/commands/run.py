@@ -201,7 +201,7 @@ def _finish(result: RunResult, display: Display, side: SideFiles, output: Output
     except OutputLost as error:
         display.lost = error
     if result.fault is not None:
-        output.error(result.fault.line())
+        output.error(result.fault.line(), result.fault.remedy)
     elif display.lost is None and (not output.json_lines or output.interactive):
         output.note(summary(figures))
     for unproven in result.unproven:

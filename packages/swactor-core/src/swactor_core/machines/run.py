@@ -12,7 +12,6 @@ from swactor_core.events import EventName
 from swactor_core.faults import Component, Fault, FaultReason
 from swactor_core.fsm import Action, Emit, Machine, Outcome, Row, Send
 from swactor_core.ids import RunId, Sequence, StageIndex, node_hex
-from swactor_core.machines.bounds import teardown_timed_out
 from swactor_core.machines.pool import PlanCommitted, PoolAborted, PoolReady
 from swactor_core.machines.provisioning import provision_stage, token_edges
 from swactor_core.machines.run_effects import (
@@ -312,16 +311,9 @@ class Run(Machine[RunState]):
 
     def _fail(self, fault: Fault) -> Outcome[RunState]:
         self.outcome, self.fault = RunOutcome.FAULTED, fault
-        fields = {
-            "reason": str(fault.reason),
-            "component": str(fault.component),
-            "cause": fault.cause,
-            "detail": fault.detail,
-            "stage_index": fault.stage_index,
-        }
         return S.FAULTED, (
             *self.cancel_timer("bound"),
-            Emit(EventName.RUN_FAULTED, fields),
+            Emit(EventName.RUN_FAULTED, fault.fields()),
             RunMoved(S.FAULTED),
             Send(ME, Continue()),
         )
@@ -377,14 +369,16 @@ class Run(Machine[RunState]):
         return (S.DONE, self._finish()) if self._teardown.complete else (S.TEARING_DOWN, ())
 
     def _teardown_timeout(self, event: TimerFired, now: float) -> Outcome[RunState]:
-        missing = self._teardown.give_up(self._bounds.teardown)
-        return S.DONE, (teardown_timed_out(Component.RUN, missing), *self._finish())
+        missing = "; ".join(self._teardown.give_up(self._bounds.teardown))
+        return S.DONE, self._finish(Fault(FaultReason.TEARDOWN_TIMEOUT, Component.RUN, missing))
 
-    def _finish(self) -> tuple[Action, ...]:
+    def _finish(self, overdue: Fault | None = None) -> tuple[Action, ...]:
+        """`overdue`: the teardown's own failure, beside the outcome, which stands."""
         assert self.outcome is not None
         unproven = self._teardown.unproven()
+        fields = {"outcome": str(self.outcome), "unproven": list(unproven)}
         return (
             *self.cancel_timer("bound"),
-            Emit(EventName.RUN_TORN_DOWN, {"outcome": str(self.outcome), "unproven": list(unproven)}),
+            Emit(EventName.RUN_TORN_DOWN, fields if overdue is None else {**fields, **overdue.fields()}),
             FinishRun(self.outcome, self.fault, self._teardown.stats(), unproven),
         )

@@ -84,6 +84,7 @@ _LATE = (
 )
 _STEP_FAULTS = {
     StepFailure.DEVICE_OUT_OF_MEMORY: FaultReason.DEVICE_OUT_OF_MEMORY,
+    StepFailure.OUTPUT_COPY_FAILED: FaultReason.DEVICE_COPY_FAILED,
     StepFailure.WORKER_PROCESS_EXITED: FaultReason.WORKER_CRASHED,
 }
 _OfRole = RoleProgress | RoleConfigured | RoleFailed | RoleReset | StepCompleted | StepFailed
@@ -186,7 +187,7 @@ class StageController(Machine[StageState]):
         )
 
     def _refused(self, event: ModelRefused, now: float) -> Outcome[StageState]:
-        return self._fault(FaultReason.WEIGHT_LOAD_FAILED, cause="ModelRefused", detail=event.detail)
+        return self._fault(FaultReason.WEIGHT_LOAD_FAILED, cause=str(event.cause), detail=event.detail)
 
     def _of_this_run(self, event: _OfRole) -> bool:
         ours = self._teardown.role_touched and event.role_id == self.provisioned.runtime.role_id
@@ -308,7 +309,8 @@ class StageController(Machine[StageState]):
         self._teardown.role_gone = True
         if event.fatal is not None:
             fatal, component = FaultReason.WORKER_FATAL, Component.WORKER
-            return self._fault(fatal, cause=str(event.fatal), detail=event.detail, component=component)
+            detail = event.detail.removeprefix(f"{event.fatal}: ")
+            return self._fault(fatal, cause=str(event.fatal), detail=detail, component=component)
         crashed, component = FaultReason.WORKER_CRASHED, Component.GPU_WORKER_CTL
         return self._fault(crashed, detail=event.detail, component=component)
 

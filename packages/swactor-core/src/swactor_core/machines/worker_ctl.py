@@ -150,6 +150,7 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
         self._policy = policy
         self._initialize = (arena_ceiling, ring_helper_abi, backend)
         self._why = ""
+        self._fatal: WorkerFatalReason | None = None
         self._failed = False
         self._alive = False
         self._end_told = False
@@ -159,7 +160,7 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
 
     def _start(self, event: StartWorker | ContinueRestart, now: float) -> Outcome[WorkerCtlState]:
         self.generation = WorkerGeneration(self.generation + 1)
-        self._why = ""
+        self._why, self._fatal = "", None
         self._alive = False
         self._end_told = False
         return S.SPAWNING, (
@@ -190,7 +191,7 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
                 Send(NODE, WorkerRunning(self.generation, inner.backend)),
             )
         if isinstance(inner, WorkerFatal):
-            self._why, self._failed = f"{inner.reason}: {inner.detail}", True
+            self._why, self._fatal, self._failed = f"{inner.reason}: {inner.detail}", inner.reason, True
             return S.KILLING, self._kill(now)
         return S.INITIALIZING, self._stale()
 
@@ -374,7 +375,7 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
         return tuple(Send(ESTABLISHER, RingQuiesced(ring_id, process_reaped=True)) for ring_id in rings)
 
     def _gone(self, reason: str) -> tuple[Action, ...]:
-        return (Send(NODE, WorkerGone(reason)),)
+        return (Send(NODE, WorkerGone(reason, self._fatal)),)
 
     def _nothing_to_stop(self, event: ShutdownWorker, now: float) -> Outcome[WorkerCtlState]:
         return S.STOPPED, self._gone("stopped")

@@ -177,9 +177,11 @@ class WorkerRunning:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
-    """GpuWorkerCtl to the node: no worker process is left (stopped in order, or failed)."""
+    """GpuWorkerCtl to the node: no worker process is left (stopped in order, or failed). `fatal` is what it
+    said itself while it started."""
 
     reason: str
+    fatal: WorkerFatalReason | None = None
 
 
 class ProcessNotificationKind(StrEnum):
