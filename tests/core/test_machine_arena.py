@@ -189,10 +189,10 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
             (lease(1), (PrepareRing(layout(1, 0)),)),
             (lease(2), (PrepareRing(layout(2, 1)),)),
             (Shutdown(), ()),
-            (prepared(1), (DiscardRange(layout(1, 0)), rejected(1, LeaseRejection.SHUTTING_DOWN))),
+            (prepared(1), (DiscardRange(layout(1, 0)), rejected(1, LeaseRejection.SHUTTING_DOWN, ENDING))),
             (
                 RingPreparationFailed(RingId(2), "no memory"),
-                (DiscardRange(layout(2, 1)), rejected(2, LeaseRejection.SHUTTING_DOWN)),
+                (DiscardRange(layout(2, 1)), rejected(2, LeaseRejection.SHUTTING_DOWN, ENDING)),
             ),
         ],
         S.SHUTTING_DOWN,

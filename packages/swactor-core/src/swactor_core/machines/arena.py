@@ -176,7 +176,8 @@ class ArenaManager(Machine[ArenaState]):
         layout, request = self.live.pop(event.ring_id)
         self._preparing.discard(event.ring_id)
         self._give_back(layout)
-        return self.state, (DiscardRange(layout), _rejected(request, LeaseRejection.SHUTTING_DOWN))
+        rejected = _rejected(request, LeaseRejection.SHUTTING_DOWN, _NO_ARENA)
+        return self.state, (DiscardRange(layout), rejected)
 
     def _cancel(self, event: CancelLease, now: float) -> Outcome[ArenaState]:
         self.pending = deque(r for r in self.pending if r.request_id != event.request_id)

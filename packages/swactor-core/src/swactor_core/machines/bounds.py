@@ -1,7 +1,7 @@
 """Bounds of teardown (spec sections 36 and 38): what is said when one passes.
 
 A teardown that could not be proved in time ends all the same; this is the one shape in which whoever waited
-says so. It changes no outcome.
+says so, but for the run, which has its last event for it. It changes no outcome.
 """
 
 from __future__ import annotations
