@@ -497,7 +497,8 @@ def without_worker(state: WorkerCtlState, why: str) -> tuple[Steps, StrEnum]:
     steps: Steps = [
         *prefix,
         (INSTALL_OTHER, (refused,)),
-        (UNINSTALL_OTHER, (Send(ESTABLISHER, RingQuiesced(OTHER, process_reaped=True)),)),
+        # A worker that stops is still there: its process's end is no proof yet, that it never had the ring is.
+        (UNINSTALL_OTHER, (Send(ESTABLISHER, RingQuiesced(OTHER, process_reaped=not shutting)),)),
     ]
     failure = StepFailure.WORKER_SHUTTING_DOWN if shutting else StepFailure.WORKER_PROCESS_EXITED
     lost = ReleaseFailed(HANDLE, ReleaseFailure.STALE_GENERATION)

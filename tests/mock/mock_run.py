@@ -71,8 +71,9 @@ class MockRun:
     pool_deadline: float = 10.0
     at: RunState | int | None = None
     act: Callable[[MockRun], None] = lambda run: None
-    at_event: int | None = None
-    """Calls `act` right after the event of this number was seen; before the run itself for -1."""
+    at_event: int | str | None = None
+    """Calls `act` right after the event of this number, or the first of this name, was seen; before the run
+    itself for -1."""
     seed: int | None = None
     """Of keys and ids; by chance for None."""
     prefill_chunk: int = 32
@@ -117,7 +118,8 @@ class MockRun:
         loop = asyncio.get_running_loop()
         self.events.append(event)
         self.moments.append(loop.time())
-        if self.at_event == len(self.events) - 1:
+        first = self.names().index(event["event"]) == len(self.events) - 1
+        if self.at_event == len(self.events) - 1 or (first and self.at_event == event["event"]):
             loop.call_soon(self.act, self)
 
     def _request(self) -> RunRequest:

@@ -213,7 +213,8 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
         if isinstance(event, InstallRing):
             self.rings[event.ring_id] = event
         if isinstance(event, UninstallRing) and event.ring_id not in self.rings:
-            return self.state, (Send(ESTABLISHER, RingQuiesced(event.ring_id, process_reaped=True)),)
+            reaped = self.state is S.RUNNING  # with an earlier generation; one that stops was never given it
+            return self.state, (Send(ESTABLISHER, RingQuiesced(event.ring_id, process_reaped=reaped)),)
         write = WriteWorker(self.generation, event)
         if self.state is not S.RUNNING or not isinstance(event, UninstallRing | ResetRole):
             return self.state, (write,)
