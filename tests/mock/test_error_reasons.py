@@ -1,6 +1,7 @@
 """The error taxonomy (spec section 37) and the fault sources (spec section 36): each reason, produced.
 
-Every member of every enum of `swactor_core.faults` has its scenario here; one without fails. A reason of a
+Every member of every enum of `swactor_core.faults` has its scenario here, ring faults, object failures, step
+failures, worker fatal reasons and other control reasons; one without fails. A reason of a
 run reaches its one recorded failure, in result and event alike, with the component that saw it, as one line
 that names the place and with a remedy. Almost all are made end to end, on the mocks; where a part of this
 system cannot be brought to say something, its word is put into the node's ear (`worker_says`), as another

@@ -1,4 +1,4 @@
-"""The canonical scenario (spec section 42) on mocks: every state passed, every event there, nothing left."""
+"""The canonical scenario (spec sections 7 and 42) on mocks: every phase, every event, nothing left."""
 
 from __future__ import annotations
 

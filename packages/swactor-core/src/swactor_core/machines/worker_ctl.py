@@ -1,5 +1,6 @@
-"""GpuWorkerCtl (spec sections 28 and 31): one worker process at a time, its generation, rings and events.
+"""GpuWorkerCtl FSM (spec sections 28 and 31): one worker process at a time, its generation, rings, events.
 
+Worker restart (spec section 39): each start is a new generation, to which nothing of the former is valid.
 Owns who may talk to the worker and when; routes its events; turns its death into faults and into the
 proof that its rings are reaped. Knows no pipe and no process: `SpawnWorker`, `WriteWorker`, `KillWorker`
 are effects.
