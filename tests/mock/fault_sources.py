@@ -81,10 +81,12 @@ def alter_commands(run: MockRun, index: int, alter: Callable[[Any], Any]) -> Non
     worker.commands = Altered(worker.commands)
 
 
-def worker_says(run: MockRun, index: int, event: object) -> None:
-    """What its node reads of it without its having said so: what another worker plug-in might say."""
+def worker_says(run: MockRun, index: int, event: object, *, generation: int | None = None) -> None:
+    """What its node reads of it without its having said so: what another worker plug-in might say, or the
+    worker's life of that generation."""
     worker: Any = run.pool[index]._worker
-    run.pool[index].system.tell(Address(Component.GPU_WORKER_CTL), FromWorker(worker._generation, event))
+    said_by = worker._generation if generation is None else WorkerGeneration(generation)
+    run.pool[index].system.tell(Address(Component.GPU_WORKER_CTL), FromWorker(said_by, event))
 
 
 def ring_of(run: MockRun, index: int, *, inbound: bool) -> tuple[EdgeId, RingId]:

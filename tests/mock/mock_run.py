@@ -70,7 +70,9 @@ class MockRun:
     ring_capacity: int | None = None
     pool_deadline: float = 10.0
     at: RunState | int | None = None
-    act: Callable[[MockRun], None] = lambda run: None
+    act: Callable[[MockRun], Any] = lambda run: None
+    watch: Callable[[dict[str, Any]], None] = lambda event: None
+    """Hears of every event, before `act`."""
     at_event: int | str | None = None
     """Calls `act` right after the event of this number, or the first of this name, was seen; before the run
     itself for -1."""
@@ -116,6 +118,7 @@ class MockRun:
 
     def _seen(self, event: dict[str, Any]) -> None:
         loop = asyncio.get_running_loop()
+        self.watch(event)
         self.events.append(event)
         self.moments.append(loop.time())
         first = self.names().index(event["event"]) == len(self.events) - 1
