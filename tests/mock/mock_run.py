@@ -84,6 +84,7 @@ class MockRun:
     moments: list[float] = field(default_factory=list)
     """The loop's time of each event."""
 
+    _acted: bool = field(default=False, init=False)
     session: LocalSession = field(init=False)
     result: RunResult = field(init=False)
     reference: list[int] = field(init=False)
@@ -121,8 +122,9 @@ class MockRun:
         self.watch(event)
         self.events.append(event)
         self.moments.append(loop.time())
-        first = self.names().index(event["event"]) == len(self.events) - 1
-        if self.at_event == len(self.events) - 1 or (first and self.at_event == event["event"]):
+        now = self.at_event in (len(self.events) - 1, event["event"])
+        if now and not self._acted:
+            self._acted = True
             loop.call_soon(self.act, self)
 
     def _request(self) -> RunRequest:
