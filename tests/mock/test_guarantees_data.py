@@ -16,7 +16,7 @@ from unittest import mock
 import event_checker
 import pytest
 from fault_sources import SOURCES, command_worker, end_worker, malform, ring_of, worker_says
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mock_run import MockRun
 from swactor_core.codec import MessageCodec
@@ -278,6 +278,7 @@ class _Held(list[Any]):
         self.kept.append(command)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_unread_bytes_stay(data: st.DataObject) -> None:
     """Backpressure (spec section 39): unread bytes are not overwritten"""
