@@ -44,7 +44,7 @@ def test_sleepers_wake_in_the_order_of_their_times() -> None:
 def test_computing_takes_no_virtual_time() -> None:
     async def work() -> float:
         began = time.monotonic()
-        while time.monotonic() - began < 0.02:  # noqa: ASYNC110 - it is the loop that is tested
+        while time.monotonic() - began < 0.02:  # noqa: ASYNC110 - a busy loop is what is tested
             await asyncio.sleep(0)
         return elapsed()
 
@@ -81,7 +81,7 @@ def test_a_loop_in_which_time_stands_still_is_an_error(monkeypatch: pytest.Monke
     monkeypatch.setattr(virtual_time, "TURNS_WITHOUT_TIME", 1000)
 
     async def work() -> None:
-        while True:  # noqa: ASYNC110 - as above
+        while True:  # noqa: ASYNC110 - a busy loop is what is tested
             await asyncio.sleep(0)
 
     with pytest.raises(Stalled, match="time stands still"):

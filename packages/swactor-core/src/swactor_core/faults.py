@@ -75,6 +75,24 @@ class RoleFailure(StrEnum):
     BACKEND_ERROR = "BackendError"
 
 
+class ModelFailure(StrEnum):
+    """Why a model's bytes cannot be had or are not what they should be (spec section 15); the cause of a
+    `WeightLoadFailed`."""
+
+    REFUSED = "ModelRefused"
+    NOT_FOUND = "ModelNotFound"
+    ACCESS_DENIED = "ModelAccessDenied"
+    SOURCE_UNREACHABLE = "ModelSourceUnreachable"
+    RANGES_UNSUPPORTED = "ModelRangesUnsupported"
+    CONTENT_CHANGED = "ModelContentChanged"
+    CHECKSUM_MISMATCH = "ModelChecksumMismatch"
+    DISK_FULL = "ModelDiskFull"
+    CACHE_UNUSABLE = "ModelCacheUnusable"
+    MALFORMED = "ModelMalformed"
+    PARTS_INVALID = "ModelPartsInvalid"
+    DIFFERENT_FILE = "ModelDifferentFile"
+
+
 class ReleaseFailure(StrEnum):
     UNKNOWN_HANDLE = "UnknownHandle"
     STALE_GENERATION = "StaleGeneration"

@@ -187,7 +187,7 @@ class StageController(Machine[StageState]):
         )
 
     def _refused(self, event: ModelRefused, now: float) -> Outcome[StageState]:
-        return self._fault(FaultReason.WEIGHT_LOAD_FAILED, cause="ModelRefused", detail=event.detail)
+        return self._fault(FaultReason.WEIGHT_LOAD_FAILED, cause=str(event.cause), detail=event.detail)
 
     def _of_this_run(self, event: _OfRole) -> bool:
         ours = self._teardown.role_touched and event.role_id == self.provisioned.runtime.role_id

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from swactor_core.faults import ModelFailure
 from swactor_core.fsm import Effect
 from swactor_core.messages import ProvisionStage
 
@@ -32,6 +33,7 @@ class ModelRefused:
     """Adapter: the artifact cannot be had, read, or does not hold the range."""
 
     detail: str
+    cause: ModelFailure = ModelFailure.REFUSED
 
 
 @dataclass(frozen=True, slots=True)

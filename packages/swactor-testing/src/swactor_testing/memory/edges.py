@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from swactor_core.errors import EdgeBroken, EdgeClosed
@@ -84,12 +85,16 @@ class MemorySendEdge:
         if self._turn >= _TURN_BYTES:
             self._turn = 0
             await asyncio.sleep(0)
-        self._check()
-        while (room := self.room()) <= 0:
+        while not (count := self.offer(view)):
             await self._room_made.wait()
             self._turn = 0
-            self._check()
-        data = bytes(view.cast("B")[:room])
+        return count
+
+    def offer(self, view: memoryview) -> int:
+        self._check()
+        data = bytes(view.cast("B")[: self.room()])
+        if not data:
+            return 0
         if self._break_after is not None:
             data = data[: max(0, self._break_after - self._accepted)]
             if not data:
@@ -104,6 +109,9 @@ class MemorySendEdge:
         if self._damage.ends_within(len(data), position):
             self._end.out.carry(reader.ended)
         return len(data)
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        self._room_made.watcher = wake
 
     def _reader(self) -> MemoryRecvEdge:
         assert self.reader is not None, "an edge is written only after it was opened"
@@ -196,18 +204,25 @@ class MemoryRecvEdge:
     async def read_into(self, view: memoryview) -> int:
         if not view.nbytes:
             raise ValueError("read_into needs room for at least one byte")
-        while True:
-            if self._stopped:
-                raise EdgeClosed(f"edge {self.edge_id} was already stopped")
-            if self._reset:
-                raise EdgeBroken(f"edge {self.edge_id}: {self._broken}")
-            if self._chunks:
-                return self._take(view.cast("B"))
-            if self._ended:
-                return 0
-            if self._broken:
-                raise EdgeBroken(f"edge {self.edge_id}: {self._broken}")
+        while (count := self.take(view)) is None:
             await self._arrived.wait()
+        return count
+
+    def take(self, view: memoryview) -> int | None:
+        if self._stopped:
+            raise EdgeClosed(f"edge {self.edge_id} was already stopped")
+        if self._reset:
+            raise EdgeBroken(f"edge {self.edge_id}: {self._broken}")
+        if self._chunks:
+            return self._take(view.cast("B"))
+        if self._ended:
+            return 0
+        if self._broken:
+            raise EdgeBroken(f"edge {self.edge_id}: {self._broken}")
+        return None
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        self._arrived.watcher = wake
 
     def _take(self, view: memoryview) -> int:
         taken = 0
