@@ -34,12 +34,13 @@ from fault_sources import (
 )
 from mock_run import MOCKS, MockRun
 from swactor_core import faults
-from swactor_core.errors import ResourceError
+from swactor_core.errors import ModelError, ResourceError
 from swactor_core.faults import (
     REMEDIES,
     Component,
     FaultReason,
     LeaseRejection,
+    ModelFailure,
     ObjectFailure,
     ReleaseFailure,
     RingFaultReason,
@@ -76,6 +77,7 @@ from swactor_core.worker.rings import _RingEnd
 from swactor_testing.echo import EchoBackend, EchoRole
 from swactor_testing.heap import HeapArenas
 from swactor_testing.memory.hub import HUB
+from swactor_testing.synthetic import SyntheticLoader
 
 ENUMS: tuple[type[StrEnum], ...] = tuple(
     enum
@@ -180,6 +182,16 @@ def role_fails(reason: RoleFailure) -> dict[str, Any]:
 def short_output(role: EchoRole) -> None:
     execute = role.execute
     role.execute = lambda *step: (bytearray(4), execute(*step)[1] + 4)  # type: ignore[method-assign]
+
+
+def model_fails(cause: ModelFailure) -> dict[str, Any]:
+    """The loader of the nodes; the orchestrator has read the model's facts before."""
+
+    class Failing(SyntheticLoader):
+        def resolve(self, name: str, progress: Any = None) -> str:
+            raise ModelError(f"{cause}, by script", hint="mend it", cause=cause)
+
+    return {"plugins": with_plugin(Kind.LOADER, Failing), "choice": {"loader": "scripted"}}
 
 
 def ring_header(offset: int, word: int) -> Act:
@@ -546,6 +558,11 @@ OF_ROLES: dict[RoleFailure, Produced] = {
     },
 }
 
+OF_MODELS: dict[ModelFailure, Produced] = {
+    cause: Produced(R.WEIGHT_LOAD_FAILED, C.STAGE_CONTROLLER, said="(mend it)", **model_fails(cause))
+    for cause in ModelFailure
+}
+
 # what a stage asks to be released
 OF_RELEASES: dict[ReleaseFailure, Produced] = {
     ReleaseFailure.UNKNOWN_HANDLE: Produced(
@@ -612,6 +629,7 @@ SCENARIOS: list[tuple[StrEnum, Produced]] = [
         OF_STEPS,
         OF_WORKERS,
         OF_ROLES,
+        OF_MODELS,
         OF_RELEASES,
         OF_STREAMS,
         OF_LEASES,

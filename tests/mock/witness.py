@@ -54,7 +54,7 @@ def watching() -> Iterator[Witness]:
     seen = Witness()
     tell, send = ActorSystem.tell, MemoryControlChannel.send
     perform, said = InProcessWorker.perform, FromWorker.__init__
-    open_edge, write = MemoryTransport.open_edge, MemorySendEdge.write
+    open_edge, offer = MemoryTransport.open_edge, MemorySendEdge.offer
 
     def on_tell(system: ActorSystem, address: Address, message: object) -> None:
         seen.told.append((system, address, message))
@@ -82,10 +82,11 @@ def watching() -> Iterator[Witness]:
         seen.opened.append((transport.node_id, peer, edge_id))
         return await open_edge(transport, peer, edge_id, deadline=deadline)
 
-    async def on_write(edge: MemorySendEdge, view: memoryview) -> int:
-        count = await write(edge, view)
+    def on_offer(edge: MemorySendEdge, view: memoryview) -> int:
+        count = offer(edge, view)
         seen.written.setdefault(edge.edge_id, bytearray()).extend(view[:count])
-        seen.order.append(("written", edge.edge_id))
+        if count:
+            seen.order.append(("written", edge.edge_id))
         return count
 
     with (
@@ -94,7 +95,7 @@ def watching() -> Iterator[Witness]:
         mock.patch.object(InProcessWorker, "perform", on_perform),
         mock.patch.object(FromWorker, "__init__", on_said),
         mock.patch.object(MemoryTransport, "open_edge", on_open),
-        mock.patch.object(MemorySendEdge, "write", on_write),
+        mock.patch.object(MemorySendEdge, "offer", on_offer),
     ):
         yield seen
 
