@@ -1,4 +1,4 @@
-"""The run (spec sections 13, 36, 38): barrier, tokens in order, one outcome in any order of events."""
+"""The run (spec sections 12, 13, 36): barrier, tokens in order, one outcome in any order of events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edges over real loopback sockets: credit to the byte, isolation, ends, and cancellation."""
+"""Edges over real loopback sockets (spec sections 23, 24): credit to the byte, isolation, and ends."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Messages to JSON objects and back: one object a line (worker) or a frame (control).
 
 The border where untrusted JSON becomes typed data: unknown types, unknown shapes and wrong values raise
-CodecError and nothing else. Payload bytes never pass here.
+CodecError and nothing else. Payload bytes never pass here: payload isolation (spec sections 28 and 39).
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 Plans once, provisions in parallel, passes the readiness barrier, injects sequence k + 1 only after consuming
 token k, and tears down after every end. Links, processes and membership give evidence; nothing else decides.
+Readiness, sequence and terminal outcome are its guarantees (spec section 39).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Refuses what does not match (another run active, an impossible range) with a StageFault that says why, and
 performs the controller's `OpenModel` with the loader plug-in in a thread. Knows no transport: messages for
-the orchestrator leave through `to_orchestrator`.
+the orchestrator leave through `to_orchestrator`. Authority (spec sections 4 and 39) is kept here.
 """
 
 from __future__ import annotations

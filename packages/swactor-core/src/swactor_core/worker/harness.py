@@ -1,4 +1,4 @@
-"""Performs the worker machine's effects: the one place where rings, device and role code meet.
+"""Performs the worker machine's effects (spec section 31): where rings, device and role code meet.
 
 Knows no pipe: commands come in through `take`, events leave through `emit`, so that the same harness runs in
 the worker process and inside a test. Everything happens on the caller's thread, which is the device thread.
