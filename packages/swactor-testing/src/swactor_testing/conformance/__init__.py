@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import pytest
 
-_CHAPTERS = ("arena", "bounds", "control", "edges", "rings", "transport", "transport_rig")
+_CHAPTERS = ("arena", "bounds", "control", "edges", "membership", "rings", "transport", "transport_rig")
 # The contracts' assert statements explain themselves like those of a test module.
 pytest.register_assert_rewrite(*(f"{__name__}.{chapter}" for chapter in _CHAPTERS))
 
 from swactor_testing.conformance.arena import ArenaContract  # noqa: E402 - the line above must be first
 from swactor_testing.conformance.capabilities import (  # noqa: E402
     ArenaCapabilities,
+    MembershipCapabilities,
     TransportCapabilities,
 )
+from swactor_testing.conformance.membership import MembershipContract  # noqa: E402
 from swactor_testing.conformance.transport import TransportContract  # noqa: E402
 
 __all__ = [
     "ArenaCapabilities",
     "ArenaContract",
+    "MembershipCapabilities",
+    "MembershipContract",
     "TransportCapabilities",
     "TransportContract",
 ]
