@@ -8,7 +8,18 @@ from __future__ import annotations
 
 import pytest
 
-_CHAPTERS = ("arena", "bounds", "control", "edges", "membership", "rings", "transport", "transport_rig")
+_CHAPTERS = (
+    "arena",
+    "bounds",
+    "control",
+    "edges",
+    "membership",
+    "rings",
+    "transport",
+    "transport_rig",
+    "worker",
+    "worker_rig",
+)
 # The contracts' assert statements explain themselves like those of a test module.
 pytest.register_assert_rewrite(*(f"{__name__}.{chapter}" for chapter in _CHAPTERS))
 
@@ -17,9 +28,11 @@ from swactor_testing.conformance.capabilities import (  # noqa: E402
     ArenaCapabilities,
     MembershipCapabilities,
     TransportCapabilities,
+    WorkerCapabilities,
 )
 from swactor_testing.conformance.membership import MembershipContract  # noqa: E402
 from swactor_testing.conformance.transport import TransportContract  # noqa: E402
+from swactor_testing.conformance.worker import WorkerContract  # noqa: E402
 
 __all__ = [
     "ArenaCapabilities",
@@ -28,4 +41,6 @@ __all__ = [
     "MembershipContract",
     "TransportCapabilities",
     "TransportContract",
+    "WorkerCapabilities",
+    "WorkerContract",
 ]
