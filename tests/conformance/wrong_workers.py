@@ -88,11 +88,6 @@ class TestReleasesRingBytesWhileItCopies(Wrong):
     backend_class = EarlyBackend
 
 
-class SlowBackend(EchoBackend):
-    def __init__(self, settings: Mapping[str, object]) -> None:
-        super().__init__({"copy_polls": 5})
-
-
 @caught_by("test_a_ring_is_quiet_once_it_is_quiesced", "memory that was released")
 class TestForgetsQuiescence(Wrong):
     """It says that copies are complete and goes on writing to the ring that was given back."""

@@ -134,9 +134,8 @@ class WorkerContract(Contract[WorkerFactory, WorkerCapabilities]):
             if number % 3 == 2:
                 device.bridge.free_device(live.pop(number - 1))
         for number, allocation in live.items():
-            same_bytes(
-                device.read(allocation, spec.max_extent), bytes([number]) * spec.max_extent, "an object"
-            )
+            found = device.read(allocation, spec.max_extent)
+            same_bytes(found, bytes([number]) * spec.max_extent, f"object {number}")
             device.bridge.free_device(allocation)
 
     @pytest.mark.parametrize(("offset", "count"), [(0, 17), (16, 1), (12, 8), (1 << 40, 4)])
@@ -258,8 +257,8 @@ class WorkerContract(Contract[WorkerFactory, WorkerCapabilities]):
             assert tokens_of_many == tokens_of_one, f"{capabilities.num_layers} stages differ from one"
 
     def test_logits_on_the_wire_agree_with_sampled_ids(self, backend: WorkerBackend) -> None:
-        """Section 10: the plan says whether ids or logits travel; greedily the largest is the id, ties to the
-        lowest."""
+        """Section 10: the plan says whether ids or logits travel; greedily the largest is the id, ties
+        to the lowest."""
         ids = Stages.of(backend, self.capabilities)
         token = int.from_bytes(ids.step(self.capabilities.prompt, 0), "little")
         ids.close()

@@ -214,7 +214,7 @@ class HarnessedStage:
                 self.consumer.read(chunk=7)
         if self.worker.harness.copying:
             self.worker.harness.progress()
-        return bool(events)
+        return bool(events) or len(self.worker.events) > self._seen
 
     def load(self, ids: Sequence[int], sequence: int) -> ObjectLoaded:
         """Sends token ids through the ring; the loaded object."""
@@ -231,7 +231,7 @@ class HarnessedStage:
         def produced() -> bool:
             failed = self.worker.said(StepFailed)
             assert not failed, f"step {step}: {failed}"
-            return len(self.consumer.data) >= wanted and bool(self.worker.said(StepCompleted))
+            return len(self.consumer.data) >= wanted and len(self.worker.said(StepCompleted)) > step
 
         self.until(produced, f"the output of step {step}")
         assert len(self.consumer.data) == wanted, "more bytes than one record came out"
