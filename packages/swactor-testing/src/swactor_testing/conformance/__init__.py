@@ -13,8 +13,10 @@ _CHAPTERS = (
     "bounds",
     "control",
     "edges",
+    "loader",
     "membership",
     "rings",
+    "tokenizer",
     "transport",
     "transport_rig",
     "worker",
@@ -26,10 +28,12 @@ pytest.register_assert_rewrite(*(f"{__name__}.{chapter}" for chapter in _CHAPTER
 from swactor_testing.conformance.arena import ArenaContract  # noqa: E402 - the line above must be first
 from swactor_testing.conformance.capabilities import (  # noqa: E402
     ArenaCapabilities,
+    LoaderCapabilities,
     MembershipCapabilities,
     TransportCapabilities,
     WorkerCapabilities,
 )
+from swactor_testing.conformance.loader import LoaderContract  # noqa: E402
 from swactor_testing.conformance.membership import MembershipContract  # noqa: E402
 from swactor_testing.conformance.transport import TransportContract  # noqa: E402
 from swactor_testing.conformance.worker import WorkerContract  # noqa: E402
@@ -37,6 +41,8 @@ from swactor_testing.conformance.worker import WorkerContract  # noqa: E402
 __all__ = [
     "ArenaCapabilities",
     "ArenaContract",
+    "LoaderCapabilities",
+    "LoaderContract",
     "MembershipCapabilities",
     "MembershipContract",
     "TransportCapabilities",

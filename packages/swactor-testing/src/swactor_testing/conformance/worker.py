@@ -182,7 +182,7 @@ class WorkerContract(Contract[WorkerFactory, WorkerCapabilities]):
     def test_layers_outside_the_model_are_a_role_error(
         self, backend: WorkerBackend, layers: tuple[int, int]
     ) -> None:
-        """`configure` checks before the first weight is touched and raises RoleError; the backend lives on."""
+        """`configure` checks before it touches a weight, and raises RoleError; the backend lives on."""
         config = stage_of(self.capabilities, 0, 1)
         start, end = layers
         wrong = replace(config.manifest, layer_start=start, layer_end_exclusive=end)
