@@ -136,7 +136,7 @@ class MembershipContract(Contract[MembershipPlugin, MembershipCapabilities]):
 
     kind = Kind.MEMBERSHIP
 
-    @pytest_asyncio.fixture
+    @pytest_asyncio.fixture(loop_scope="function")
     async def rig(self, plugin: MembershipPlugin) -> AsyncIterator[MembershipRig]:
         rig = MembershipRig(plugin, self.capabilities)
         yield rig

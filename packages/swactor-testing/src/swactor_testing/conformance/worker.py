@@ -1,15 +1,13 @@
-"""The worker contract (spec sections 16, 29 to 33): device copies, roles, steps, events, and a process.
+"""The worker contract (spec sections 28 to 32): events in order behind the harness, and as a process.
 
-The guarantees are those of `swactor_core.spi.worker`. The harness around a backend is the core's; what is
-tested is that a backend does not make it lie.
+With `stages.py` and `device.py` below it; the guarantees are those of `swactor_core.spi.worker`. The harness
+around a backend is the core's; what is tested is that a backend does not make it lie.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from swactor_core.faults import ReleaseFailure, StepFailure, UninstallReason, WorkerStoppedReason
@@ -36,21 +34,16 @@ from swactor_core.messages import (
     WorkerReady,
     WorkerStopped,
 )
-from swactor_core.plan import TokenOutputPolicy
 from swactor_core.specs import RingDirection
 from swactor_core.spi.provider import Kind
-from swactor_core.spi.worker import LoadProgress, RoleError, StepError, StepInput, WorkerBackend
 from swactor_core.worker import ExitCode
 
-from swactor_testing.conformance.base import Contract
-from swactor_testing.conformance.bounds import same_bytes, seeded
-from swactor_testing.conformance.capabilities import WorkerCapabilities
+from swactor_testing.conformance.bounds import same_bytes
+from swactor_testing.conformance.stages import StageContract
 from swactor_testing.conformance.worker_rig import (
-    Device,
     HarnessedStage,
     Stages,
     WorkerFactory,
-    never,
     stage_of,
     tokens,
 )
@@ -61,34 +54,18 @@ from swactor_testing.worker_kit import (
     NodeConsumer,
     NodeProducer,
     WorkerProcess,
-    activation_spec,
     configure,
     execute,
     handle,
     record,
-    token_spec,
 )
 
-_PHASES = ("weights", "compile", "ready")
 
-
-class WorkerContract(Contract[WorkerFactory, WorkerCapabilities]):
+class WorkerContract(StageContract):
     """Everything a worker backend keeps. Heirs give the fixture `plugin`, which is the provider's factory,
     and `capabilities`."""
 
     kind = Kind.WORKER
-    count = 5
-    """Token ids that a run of these tests generates."""
-
-    @pytest.fixture
-    def backend(self, plugin: WorkerFactory) -> Iterator[WorkerBackend]:
-        made = plugin(dict(self.capabilities.settings))
-        yield made
-        made.close()
-
-    @pytest.fixture
-    def device(self, backend: WorkerBackend) -> Device:
-        return Device(backend.bridge, self.capabilities.copy_polls)
 
     @pytest.fixture
     def stage(self, plugin: WorkerFactory) -> Iterator[HarnessedStage]:
@@ -100,226 +77,6 @@ class WorkerContract(Contract[WorkerFactory, WorkerCapabilities]):
     def test_it_is_registered_under_its_name(self) -> None:
         """Configuration chooses a provider by kind and name, in the worker process."""
         assert self.provider().kind is Kind.WORKER
-
-    def test_its_facts_are_small_json(self, backend: WorkerBackend) -> None:
-        """`facts`: small JSON facts for WorkerReady; payload bytes are forbidden in JSON (section 28)."""
-        assert len(json.dumps(backend.facts())) < 4096
-
-    # --- the device bridge ---
-
-    @pytest.mark.parametrize("seed", range(3))
-    def test_bytes_come_back_from_the_device_as_they_went(self, device: Device, seed: int) -> None:
-        """Section 33: range copies, in any order. A copy that is said to be complete is: its host memory is
-        the caller's again, and is overwritten at once; the ring's bytes are released on this word."""
-        random = seeded(seed)
-        data = random.randbytes(4 * random.randint(10, 5000))
-        allocation = device.bridge.alloc_device(token_spec(len(data) // 4), len(data))
-        cuts = sorted({0, len(data), *(random.randrange(len(data)) for _ in range(6))})
-        ranges = list(pairwise(cuts))
-        random.shuffle(ranges)
-        for start, end in ranges:
-            device.fill(allocation, data[start:end], start)
-        same_bytes(device.read(allocation, len(data)), data, f"seed {seed}: all at once")
-        for start, end in ranges:
-            same_bytes(device.read(allocation, end - start, start), data[start:end], f"seed {seed}: {start}")
-        device.bridge.free_device(allocation)
-
-    def test_allocations_are_apart(self, device: Device) -> None:
-        """`alloc_device`: one object's memory is no other's, also after others were freed."""
-        spec = activation_spec(8, 16)
-        live: dict[int, object] = {}
-        for number in range(40):
-            live[number] = device.bridge.alloc_device(spec, spec.max_extent)
-            device.fill(live[number], bytes([number]) * spec.max_extent)
-            if number % 3 == 2:
-                device.bridge.free_device(live.pop(number - 1))
-        for number, allocation in live.items():
-            found = device.read(allocation, spec.max_extent)
-            same_bytes(found, bytes([number]) * spec.max_extent, f"object {number}")
-            device.bridge.free_device(allocation)
-
-    @pytest.mark.parametrize(("offset", "count"), [(0, 17), (16, 1), (12, 8), (1 << 40, 4)])
-    def test_a_copy_outside_an_allocation_is_an_oserror(
-        self, device: Device, offset: int, count: int
-    ) -> None:
-        """`host_to_device`, `device_to_host`: OSError when the copy fails, and nothing was touched."""
-        allocation = device.bridge.alloc_device(token_spec(4), 16)
-        device.fill(allocation, bytes(range(16)))
-        with pytest.raises(OSError, match=r"\S"):
-            device.wait(device.bridge.host_to_device(memoryview(bytearray(count)), allocation, offset))
-        with pytest.raises(OSError, match=r"\S"):
-            device.wait(device.bridge.device_to_host(allocation, offset, memoryview(bytearray(count))))
-        same_bytes(device.read(allocation, 16), bytes(range(16)), "after refused copies")
-        device.bridge.free_device(allocation)
-
-    def test_a_device_without_room_is_a_memory_error(self, device: Device) -> None:
-        """`alloc_device` raises MemoryError when the device is out of memory; it stays usable."""
-        rows = 1 << 56
-        with pytest.raises(MemoryError):
-            device.bridge.alloc_device(token_spec(rows), rows * 4)
-        allocation = device.bridge.alloc_device(token_spec(4), 16)
-        device.fill(allocation, b"still here: yes!")
-        assert device.read(allocation, 16) == b"still here: yes!"
-        device.bridge.free_device(allocation)
-
-    # --- roles ---
-
-    def test_progress_runs_through_its_phases_once(self, backend: WorkerBackend) -> None:
-        """`LoadProgress`: weights, then compile, then ready, each from little to all of it (section 15)."""
-        stages = Stages.of(backend, self.capabilities)
-        phases = [report.phase for report in stages.progress]
-        assert phases == sorted(phases, key=_PHASES.index), f"phases out of order: {phases}"
-        assert phases[-1] == "ready"
-        for phase in dict.fromkeys(phases):
-            reports = [report for report in stages.progress if report.phase == phase]
-            done = [report.done for report in reports]
-            assert done == sorted(done), f"{phase} went back: {done}"
-            assert all(0 <= report.done <= report.total for report in reports)
-            assert reports[-1].done == reports[-1].total, f"{phase} ended at {reports[-1]}"
-        stages.close()
-
-    @pytest.mark.parametrize("layers", [(1, 1), (0, 99), (-1, 1)])
-    def test_layers_outside_the_model_are_a_role_error(
-        self, backend: WorkerBackend, layers: tuple[int, int]
-    ) -> None:
-        """`configure` checks before it touches a weight, and raises RoleError; the backend lives on."""
-        config = stage_of(self.capabilities, 0, 1)
-        start, end = layers
-        wrong = replace(config.manifest, layer_start=start, layer_end_exclusive=end)
-        progress: list[LoadProgress] = []
-        with pytest.raises(RoleError, match=r"\d"):
-            backend.configure(replace(config, manifest=wrong), progress=progress.append, should_abort=never)
-        assert not [report for report in progress if report.done], "weights were touched before the check"
-        Stages.of(backend, self.capabilities).close()
-
-    def test_an_abort_ends_a_configure(self, backend: WorkerBackend) -> None:
-        """`should_abort` ends a long load: RoleError, and the same backend configures again."""
-        config = stage_of(self.capabilities, 0, self.capabilities.num_layers)
-        with pytest.raises(RoleError):
-            backend.configure(config, progress=lambda report: None, should_abort=lambda: True)
-        Stages.of(backend, self.capabilities).close()
-
-    def test_a_role_closes_twice_and_another_takes_its_place(self, backend: WorkerBackend) -> None:
-        """`StageRole.close` frees weights and cache; idempotent. A worker outlives many runs: one that ended
-        before its first step, too."""
-        for _ in range(3):
-            stages = Stages.of(backend, self.capabilities)
-            stages.close()
-            stages.close()
-
-    # --- steps ---
-
-    def test_the_same_prompt_gives_the_same_tokens(self, backend: WorkerBackend) -> None:
-        """Section 16: prefill resets the context, so a second run of one role is as the first; greedy
-        sampling has no chance in it."""
-        stages = Stages.of(backend, self.capabilities)
-        first = stages.generate(self.capabilities.prompt, self.count)
-        vocabulary = stages.configs[0].manifest.vocab_size
-        assert all(0 <= token < vocabulary for token in first), f"{first} outside 0..{vocabulary - 1}"
-        expected = list(self.capabilities.expected)[: self.count]
-        assert first[: len(expected)] == expected
-        if self.capabilities.deterministic:
-            assert stages.generate(self.capabilities.prompt, self.count) == first, "the second run differs"
-        stages.close()
-
-    def test_a_longer_context_changes_what_comes(self, backend: WorkerBackend) -> None:
-        """A step depends on the rows before it: the cache is there, and it is this run's."""
-        stages = Stages.of(backend, self.capabilities, policy=TokenOutputPolicy.LOGITS)
-        prompt = self.capabilities.prompt
-        whole = stages.step(prompt, 0)
-        alone = stages.step(prompt[-1:], 0)
-        assert whole != alone, "the last token's logits do not depend on the tokens before it"
-        stages.close()
-
-    def test_prefill_and_single_steps_agree(self, backend: WorkerBackend) -> None:
-        """Section 16: decode continues where prefill ended; a prompt in two objects is the same prompt."""
-        stages = Stages.of(backend, self.capabilities)
-        prompt = self.capabilities.prompt
-        whole = stages.step(prompt, 0)
-        stages.step(prompt[:1], 0)
-        parts = [stages.step(prompt[at : at + 1], at) for at in range(1, len(prompt))]
-        if self.capabilities.deterministic:
-            assert parts[-1] == whole, "the same context, filled in steps, gives another token"
-        stages.close()
-
-    def test_layers_divided_over_stages_compute_the_same(self, backend: WorkerBackend) -> None:
-        """Section 10: each stage executes its layer range; together they are the model."""
-        capabilities = self.capabilities
-        single = Stages.of(backend, capabilities)
-        tokens_of_one = single.generate(capabilities.prompt, self.count)
-        single.close()
-        cuts = range(1, capabilities.num_layers)
-        divided = Stages.of(backend, capabilities, cuts=cuts)
-        tokens_of_many = divided.generate(capabilities.prompt, self.count)
-        divided.close()
-        assert len(tokens_of_many) == self.count
-        if capabilities.split_invariant and capabilities.deterministic:
-            assert tokens_of_many == tokens_of_one, f"{capabilities.num_layers} stages differ from one"
-
-    def test_logits_on_the_wire_agree_with_sampled_ids(self, backend: WorkerBackend) -> None:
-        """Section 10: the plan says whether ids or logits travel; greedily the largest is the id, ties
-        to the lowest."""
-        ids = Stages.of(backend, self.capabilities)
-        token = int.from_bytes(ids.step(self.capabilities.prompt, 0), "little")
-        ids.close()
-        rows = Stages.of(backend, self.capabilities, policy=TokenOutputPolicy.LOGITS)
-        logits = list(memoryview(rows.step(self.capabilities.prompt, 0)).cast("f"))
-        rows.close()
-        assert len(logits) == rows.configs[-1].manifest.vocab_size
-        if self.capabilities.deterministic:
-            assert logits.index(max(logits)) == token
-
-    def test_an_output_stays_until_the_next_step(self, backend: WorkerBackend, device: Device) -> None:
-        """`execute`: the allocation stays valid until the next `execute` or `close`; the harness copies it in
-        pieces while the node is slow, after the input was freed."""
-        stages = Stages.of(backend, self.capabilities)
-        config, role = stages.configs[0], stages.roles[0]
-        data = tokens(self.capabilities.prompt)
-        given = device.bridge.alloc_device(config.input_spec, len(data))
-        device.fill(given, data)
-        made, extent = role.execute(StepInput(given, len(data), 0, 0), never)
-        first = device.read(made, extent)
-        device.bridge.free_device(given)
-        others = [device.bridge.alloc_device(config.input_spec, len(data)) for _ in range(4)]
-        for other in others:
-            device.fill(other, b"\xaa" * len(data))
-        same_bytes(device.read(made, extent), first, "the output, read a second time")
-        for other in others:
-            device.bridge.free_device(other)
-        stages.close()
-
-    def test_a_position_that_leaves_a_gap_fails_the_step_only(self, backend: WorkerBackend) -> None:
-        """`execute` raises StepError with a reason; a role that refused a step can start over."""
-        stages = Stages.of(backend, self.capabilities)
-        good = stages.step(self.capabilities.prompt, 0)
-        with pytest.raises(StepError):
-            stages.step(self.capabilities.prompt[:1], len(self.capabilities.prompt) + 3)
-        again = stages.step(self.capabilities.prompt, 0)
-        if self.capabilities.deterministic:
-            assert again == good
-        stages.close()
-
-    def test_a_context_that_is_full_fails_the_step(self, backend: WorkerBackend) -> None:
-        """`max_context` is the rows of the KV cache: nothing is written behind it."""
-        stages = Stages.of(backend, self.capabilities)
-        prompt, rows = self.capabilities.prompt, self.capabilities.max_context
-        full = [prompt[at % len(prompt)] for at in range(rows)]
-        stages.step(full, 0)
-        with pytest.raises(StepError):
-            stages.step(prompt[:1], rows)
-        stages.close()
-
-    def test_an_abort_ends_a_step(self, backend: WorkerBackend, device: Device) -> None:
-        """`should_abort` is polled between chunks: StepError with the reason WorkerShuttingDown."""
-        stages = Stages.of(backend, self.capabilities)
-        data = tokens(self.capabilities.prompt)
-        given = device.bridge.alloc_device(stages.configs[0].input_spec, len(data))
-        device.fill(given, data)
-        with pytest.raises(StepError) as caught:
-            stages.roles[0].execute(StepInput(given, len(data), 0, 0), lambda: True)
-        assert caught.value.reason is StepFailure.WORKER_SHUTTING_DOWN
-        device.bridge.free_device(given)
-        stages.close()
 
     # --- behind the harness ---
 
