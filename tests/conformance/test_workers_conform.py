@@ -21,6 +21,7 @@ ECHO = WorkerCapabilities(
     manifest=lambda start, end: stage_config(start, end).manifest,
     num_layers=4,
     prompt=PROMPT,
+    in_process=True,
     expected=tuple(reference_tokens(PROMPT, 5, num_layers=4, vocab_size=101)),
 )
 TINY = Path(__file__).parents[1] / "data" / "tiny"
@@ -43,6 +44,7 @@ class TestEchoWithLateCopies(TestEcho):
         manifest=ECHO.manifest,
         num_layers=4,
         prompt=PROMPT,
+        in_process=True,
         expected=ECHO.expected,
         settings={"copy_polls": 3},
     )

@@ -69,7 +69,7 @@ class TestUnbroken(Wrong):
 # --- bytes ---
 
 
-@caught_by("test_what_is_read_is_not_free_before_its_release", "assert")
+@caught_by("test_what_is_read_is_not_free_before_its_release", "assert 1000 == 0")
 class TestReleasesEarly(Wrong):
     """A range is the producer's again as soon as the consumer looks at it."""
 
@@ -102,7 +102,7 @@ class TestGivesTooMuchRoom(Wrong):
             return span if len(span) else self._data[:8]
 
 
-@caught_by("test_what_is_written_is_not_readable_before_its_commit", "assert")
+@caught_by("test_what_is_written_is_not_readable_before_its_commit", "assert 1000 == 0")
 class TestCommitsByTheSpan(Wrong):
     class ring(HeapRing):
         def writable_span(self) -> memoryview:
@@ -121,7 +121,7 @@ class TestTakesAnyCount(Wrong):
             return super().advance_consume(max(0, min(count, self._read_granted)))
 
 
-@caught_by("test_spans_are_contiguous_and_end_at_the_wrap", "across the wrap|assert")
+@caught_by("test_spans_are_contiguous_and_end_at_the_wrap", "assert 99 == 100")
 class TestSwapsTheWrap(Wrong):
     class ring(HeapRing):
         def writable_span(self) -> memoryview:
@@ -218,7 +218,7 @@ class TestWritesAfterItsClose(Wrong):
         return Ends(producer, Told(arena._view, layout))
 
 
-@caught_by("test_either_end_faults_a_ring_for_good[consumer]", "assert")
+@caught_by("test_either_end_faults_a_ring_for_good[consumer]", "CLOSED: 2> is <RingState.FAULTED")
 class TestTakesAFaultBack(Wrong):
     class ring(HeapRing):
         def set_state(self, state: RingState) -> None:
@@ -317,7 +317,7 @@ class TestRaisesWhateverTheSystemDoes(Wrong):
         return Loose(type(self))
 
 
-@caught_by("test_an_attached_view_sees_the_same_bytes", "RingError|assert")
+@caught_by("test_an_attached_view_sees_the_same_bytes", "RingError")
 class TestAttachesACopy(Wrong):
     @pytest.fixture
     def plugin(self) -> Any:

@@ -12,6 +12,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,18 +89,28 @@ def run(module: str) -> Outcome:
     file = HERE / f"{module}.py"
     chosen = [f"{file}::{defect.name}::{defect.test}" for defect in defects_of(module)]
     options = ["-q", "-p", "no:cacheprovider", "--timeout=20", "--timeout-method=signal", "--tb=short"]
-    report = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, "--junitxml=/dev/stderr", f"{file}::{UNBROKEN}", *chosen],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    outcome = Outcome(output=report.stdout[-4000:])
-    start = report.stderr.find("<?xml")
-    assert start >= 0, f"the run gave no report: {report.stdout[-2000:]}\n{report.stderr[-2000:]}"
-    for case in ET.fromstring(report.stderr[start:]).iter("testcase"):
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                *options,
+                f"--junitxml={report}",
+                f"{file}::{UNBROKEN}",
+                *chosen,
+            ],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+        outcome = Outcome(output=f"{done.stdout[-3000:]}\n{done.stderr[-1000:]}")
+        assert report.exists(), f"the run gave no report: {outcome.output}"
+        cases = list(ET.parse(report).iter("testcase"))
+    for case in cases:
         owner = case.attrib["classname"].rpartition(".")[2]
         test = plain(case.attrib["name"])
         troubles = [one for one in case if one.tag in ("failure", "error")]

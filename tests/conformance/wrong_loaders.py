@@ -169,7 +169,7 @@ class TestLiesAboutLayerBytes(Wrong):
             return replace(honest, layer_bytes=(honest.layer_bytes[0],) * LAYERS)
 
 
-@caught_by(FACTS, "assert")
+@caught_by(FACTS, "assert 4 == 3")
 class TestForgetsALayer(Wrong):
     class model(FileModel):
         @property
@@ -193,11 +193,19 @@ class TestDigestIsOfTheShape(Wrong):
             return blake2b(b"file", digest_size=32).hexdigest()
 
 
-@caught_by("test_a_digest_is_of_the_content", "assert")
+@caught_by("test_a_digest_is_of_the_content", r"again.digest\(\) ==")
 class TestDigestIsOfTheMoment(Wrong):
     class model(FileModel):
         def digest(self) -> str:
             return blake2b(str(id(self)).encode(), digest_size=32).hexdigest()
+
+
+@caught_by("test_metadata_is_small_and_of_scalars", "is the tokenizer's")
+class TestSendsItsVocabularyAround(Wrong):
+    class model(FileModel):
+        @property
+        def facts(self) -> ModelFacts:
+            return replace(super().facts, metadata={"tokenizer.tokens": (1, 2, 3)})
 
 
 @caught_by(STAGES, "blocks of others, or too few")
@@ -221,7 +229,7 @@ class TestForgetsTheHead(Wrong):
             return super().wanted(start, end) - {"output.weight"}
 
 
-@caught_by("test_tensors_lie_in_their_file_and_apart", "two tensors share bytes|ends behind|assert")
+@caught_by("test_tensors_lie_in_their_file_and_apart", "two tensors share bytes")
 class TestOffsetsAreRelative(Wrong):
     class model(FileModel):
         def tensors(self) -> list[TensorRef]:
@@ -333,7 +341,7 @@ class TestForgetsTheRest(Wrong):
             return Forgetful(self._inner.stream())
 
 
-@caught_by(BACK, "assert")
+@caught_by(BACK, "Gre, nave")
 class TestLosesAccents(Wrong):
     class tokenizer(FileTokenizer):
         def encode(self, text: str, *, special: bool = False) -> list[int]:
@@ -347,7 +355,7 @@ class TestIdsLeaveTheVocabulary(Wrong):
             return [*self._inner.encode(text), VOCABULARY + 7]
 
 
-@caught_by("test_no_text_has_no_id", "assert")
+@caught_by("test_no_text_has_no_id", r"assert \[256\] == \[\]")
 class TestAddsABeginningEverywhere(Wrong):
     class tokenizer(FileTokenizer):
         def encode(self, text: str, *, special: bool = False) -> list[int]:
@@ -364,7 +372,7 @@ class TestUserTextEndsATurn(Wrong):
             return [*self._inner.encode(before), END, *self._inner.encode(after)]
 
 
-@caught_by("test_streams_are_separate[0]", "seed 0|assert")
+@caught_by("test_streams_are_separate[0]", "seed 0")
 class TestHasOneStream(Wrong):
     class tokenizer(FileTokenizer):
         def stream(self) -> Any:
@@ -385,7 +393,7 @@ class TestControlTokensRaise(Wrong):
             return Strict(self._inner.stream())
 
 
-@caught_by("test_a_prompt_is_its_text_and_at_most_a_beginning", "assert")
+@caught_by("test_a_prompt_is_its_text_and_at_most_a_beginning", r":\] == plain")
 class TestAPromptHasAnEnd(Wrong):
     class tokenizer(FileTokenizer):
         def prompt_ids(self, text: str) -> list[int]:

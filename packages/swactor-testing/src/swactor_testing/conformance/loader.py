@@ -5,6 +5,7 @@ With `tokenizer.py` below it; the guarantees are those of `swactor_core.spi.load
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from itertools import pairwise
@@ -102,6 +103,22 @@ class LoaderContract(TokenizerContract):
                     )
                 else:
                     assert manifest.tensors == (), "tensors of a file that does not exist"
+
+    def test_metadata_is_small_and_of_scalars(self, models: list[Model]) -> None:
+        """`metadata` holds every scalar key (texts up to 64 KiB) and every numeric array of at most 4096
+        entries, tokenizer arrays never: it travels to workers in a command line of JSON."""
+        for model in models:
+            layers = model.facts.num_layers
+            for held in (model.facts.metadata, model.manifest(0, layers).metadata):
+                assert len(json.dumps(held)) < 4 << 20
+                for key, value in held.items():
+                    if isinstance(value, tuple):
+                        assert len(value) <= 4096, f"{key} has {len(value)} entries"
+                        assert not key.startswith("tokenizer."), f"{key} is the tokenizer's"
+                        assert not any(isinstance(one, str) for one in value), f"{key} is an array of texts"
+                    else:
+                        assert isinstance(value, int | float | str | bool), f"{key} is a {type(value)}"
+                        assert not isinstance(value, str) or len(value.encode()) <= 1 << 16, f"{key} is long"
 
     def test_a_digest_is_of_the_content(self, plugin: Loader, models: list[Model]) -> None:
         """`digest`: hexadecimal; equal on nodes with the same model, so that stages cannot load different

@@ -6,7 +6,7 @@ around a backend is the core's; what is tested is that a backend does not make i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -75,8 +75,9 @@ class WorkerContract(StageContract):
             backend.close()
 
     def test_it_is_registered_under_its_name(self) -> None:
-        """Configuration chooses a provider by kind and name, in the worker process."""
-        assert self.provider().kind is Kind.WORKER
+        """Configuration chooses a provider by kind and name, in the worker process; `in_process` is asked
+        before several are put into one."""
+        assert self.provider().capabilities.get("in_process", False) == self.capabilities.in_process
 
     # --- behind the harness ---
 
@@ -163,6 +164,36 @@ class WorkerContract(StageContract):
         assert isinstance(stage.worker.events[-1], WorkerFatal)
         assert stage.worker.harness.exit_code is ExitCode.FATAL
 
+    def test_two_workers_of_one_process_are_apart(self, plugin: WorkerFactory) -> None:
+        """`in_process`: several may live in one process. Two runs, step by step in turn, are each as if
+        alone; a backend that says nothing of the kind is never put there."""
+        if not self.capabilities.in_process:
+            return
+        prompts = self.capabilities.prompt, self.capabilities.prompt[::-1]
+        alone = [self._generated(plugin, prompt) for prompt in prompts]
+        stages = [HarnessedStage(plugin, self.capabilities) for _ in prompts]
+        batches, positions = [list(prompt) for prompt in prompts], [0, 0]
+        made: list[list[int]] = [[], []]
+        for stage in stages:
+            stage.ready()
+        for step in range(self.count):
+            for number, stage in enumerate(stages):
+                loaded = stage.load(batches[number], step)
+                made[number].append(stage.step(loaded, positions[number], step=step))
+                positions[number] += len(batches[number])
+                batches[number] = made[number][-1:]
+        for stage in stages:
+            stage.backends[0].close()
+        if self.capabilities.deterministic:
+            assert made == alone, "two workers of one process disturb each other"
+
+    def _generated(self, plugin: WorkerFactory, prompt: Sequence[int]) -> list[int]:
+        stage = HarnessedStage(plugin, self.capabilities)
+        stage.ready(capacity=256)
+        made = stage.generate(prompt, self.count)
+        stage.backends[0].close()
+        return made
+
     # --- as a process ---
 
     def test_a_process_runs_the_same(self, plugin: WorkerFactory) -> None:
@@ -204,9 +235,6 @@ class WorkerContract(StageContract):
             with pytest.raises(EOFError):
                 worker.next_event()
             assert worker.exit_code() == ExitCode.STOPPED
-        stage = HarnessedStage(plugin, capabilities)
-        stage.ready(capacity=256)
-        inside = stage.generate(capabilities.prompt, self.count)
-        stage.backends[0].close()
+        inside = self._generated(plugin, capabilities.prompt)
         if capabilities.deterministic:
             assert made == inside, "the process generates other tokens than the same backend here"
