@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,8 +24,8 @@ _BLOCK = re.compile(r"blk\.(\d+)\.")
 _OUTSIDE = {"token_embd.weight", "output_norm.weight", "output.weight"}
 
 
-def stored(manifest: StageManifest) -> int:
-    return sum(tensor.nbytes for tensor in manifest.tensors)
+def _noted(progress: list[tuple[int, int]], done: int, total: int) -> None:
+    progress.append((done, total))
 
 
 def names(manifest: StageManifest) -> set[str]:
@@ -58,7 +59,7 @@ class LoaderContract(TokenizerContract):
         and progress, where there is any, goes to its total."""
         for name in self.capabilities.models:
             progress: list[tuple[int, int]] = []
-            path = plugin.resolve(name, lambda done, total, seen=progress: seen.append((done, total)))  # type: ignore[misc]
+            path = plugin.resolve(name, partial(_noted, progress))
             assert plugin.resolve(path) == path == plugin.resolve(name)
             assert all(0 <= done <= total for done, total in progress)
 
