@@ -20,6 +20,8 @@ ABI = 1
 READABLE_PENDING = 1
 WRITABLE_PENDING = 2
 
+_MAP_NORESERVE = 0x4000  # Linux; Python names it from 3.13 on
+
 # magic, version, header_len, ring_id, capacity, commit, consume, state, wake (spec section 20)
 _HEADER = struct.Struct("<IHHQQQQII")
 _CURSOR = struct.Struct("<Q")
@@ -163,9 +165,10 @@ class HeapArena:
         """Raises ResourceError."""
         # Private pages come with their first use: an arena is reserved larger than it is ever filled.
         try:
-            self.memory = mmap.mmap(-1, ceiling, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except OSError as error:
-            raise ResourceError(f"an arena of {ceiling} bytes: {error.strerror}") from None
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+            self.memory = mmap.mmap(-1, ceiling, flags=flags)
+        except (OSError, OverflowError) as error:
+            raise ResourceError(f"an arena of {ceiling} bytes: {error}") from None
         self._view = memoryview(self.memory)
 
     @property
