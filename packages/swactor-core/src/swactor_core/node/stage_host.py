@@ -20,14 +20,8 @@ from swactor_core.events import EventName
 from swactor_core.faults import Component, Fault, FaultReason, ModelFailure
 from swactor_core.fsm import Effect, Send
 from swactor_core.ids import NodeId, node_hex
-from swactor_core.machines.stage import (
-    ModelFetch,
-    ModelOpened,
-    ModelRefused,
-    OpenModel,
-    StageController,
-    StageState,
-)
+from swactor_core.machines.stage import StageController, StageState
+from swactor_core.machines.stage_effects import ModelFetch, ModelOpened, ModelRefused, OpenModel
 from swactor_core.messages import Address, ProvisionStage, StageFault, StageStopped, StopRun
 from swactor_core.node.data_plane import DataPlane
 from swactor_core.observe.bus import EventBus
