@@ -76,7 +76,9 @@ class Nginx:
         for attempt in range(3):  # somebody else may take the port in between
             self.port = free_port()
             user = "user root;" if os.geteuid() == 0 else ""
-            text = CONFIGURATION.format(user=user, folder=folder, root=root, port=self.port, extra=extra, listen=listen)
+            text = CONFIGURATION.format(
+                user=user, folder=folder, root=root, port=self.port, extra=extra, listen=listen
+            )
             (folder / "nginx.conf").write_text(text)
             self._process = subprocess.Popen(
                 [nginx_command(), "-p", str(folder), "-c", str(folder / "nginx.conf")],
