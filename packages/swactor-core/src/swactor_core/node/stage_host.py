@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from swactor_core.actors import ActorSystem, MachineActor
+from swactor_core.agreement import agreement, bounds_fault, shared_of
 from swactor_core.errors import ModelError, SwactorError
 from swactor_core.events import EventName
 from swactor_core.faults import Component, Fault, FaultReason, ModelFailure
@@ -114,7 +115,7 @@ class StageHost:
             return (
                 f"layers {message.layer_start}..{message.layer_end_exclusive} of {message.model.num_layers}"
             )
-        return ""
+        return bounds_fault(message)
 
     def _forget_last(self) -> None:
         plan = self._provision
@@ -192,6 +193,14 @@ class StageHost:
                     f"{digest}, the plan was made for {source.digest}",
                     hint="put the same file on every node",
                     cause=ModelFailure.DIFFERENT_FILE,
+                )
+            mine = agreement(digest, shared_of(provision))
+            if source.digest and provision.agreement and mine != provision.agreement:
+                raise ModelError(
+                    f"node {node_hex(self._node_id)} understands this run's plan as {mine}, the orchestrator "
+                    f"as {provision.agreement}",
+                    hint="run the same version of swactor on every node",
+                    cause=ModelFailure.PLAN_DIFFERS,
                 )
             manifest = model.manifest(*layers)
             model.fetch(*layers, progress=progress)
