@@ -135,3 +135,12 @@ def test_a_middle_stage_of_a_large_vocabulary_opens_fast_and_keeps_none_of_it(ra
     assert seconds < 0.5
     assert 0 < kibibytes < 100 * 1024
     assert traced < 1 << 20
+
+
+def test_a_header_without_end_is_not_fetched_to_its_end(raw, tmp_path, monkeypatch):
+    monkeypatch.setattr("swactor_loader_gguf.index.MAX_REMOTE_HEADER", 1 << 20)
+    content = raw.file([raw.array("k", 0, 3 << 20, bytes(3 << 20))])
+    arriving = Arriving(tmp_path / "m.gguf", content, 64)
+    with pytest.raises(ModelError, match="goes beyond 1 MiB"):
+        GgufIndex(arriving.path, arriving)
+    assert arriving.here < 1 << 20

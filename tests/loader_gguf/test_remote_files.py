@@ -432,6 +432,28 @@ def test_waiting_for_a_busy_server_ends_when_progress_says_so(large, misbehaving
     model.close()
 
 
+def test_a_header_that_does_not_come_ends_when_progress_says_so(small):
+    class Stop(Exception):
+        pass
+
+    calls = []
+
+    def stop(done, total):
+        calls.append(done)
+        if len(calls) > 2:
+            raise Stop
+
+    url, _, behaviour = small
+    behaviour.status = 503
+    with pytest.raises(Stop):
+        GgufLoader().open(url, stop)
+    behaviour.status = 200
+    calls.clear()
+    behaviour.before = lambda request: setattr(behaviour, "status", 503 if len(calls) > 1 else 200)
+    with pytest.raises(Stop):
+        GgufLoader().open(url, stop)
+
+
 # the disk
 
 

@@ -184,7 +184,7 @@ class StageHost:
     ) -> dict[str, Any]:
         source = provision.gguf_source
         layers = provision.layer_start, provision.layer_end_exclusive
-        model = self._loader.open(self._loader.resolve(source.uri, progress))
+        model = self._loader.open(self._loader.resolve(source.uri, progress), progress)
         try:
             digest = model.digest()
             if source.digest and digest != source.digest:
