@@ -500,6 +500,60 @@ def test_a_cache_that_cannot_be_made(small, monkeypatch):
     failed(small[0], ModelFailure.CACHE_UNUSABLE)
 
 
+def test_a_cache_that_another_user_has_filled_is_read(large, misbehaving, cache, monkeypatch):
+    misbehaving.behaviour.content = large
+    url = f"{misbehaving.url}/m.gguf"
+    model = opened(url)
+    model.fetch(0, 4)
+    model.close()
+    real = os.open
+
+    def read_only(path, flags, mode=0o777):
+        if flags & os.O_RDWR:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(sparse.os, "open", read_only)
+    model = opened(url)
+    model.fetch(0, 4)
+    assert_fetched(model, large, 0, 4)
+    with pytest.raises(ModelError, match="may not be written") as caught:
+        model.fetch(0, 5)
+    assert caught.value.cause is ModelFailure.CACHE_UNUSABLE
+    model.close()
+
+
+def test_a_file_that_is_deleted_while_it_is_fetched(large, misbehaving, cache):
+    misbehaving.behaviour.content = large
+    model = opened(f"{misbehaving.url}/m.gguf")
+    Path(model.manifest(0, 1).tensors[0].path).unlink()
+    with pytest.raises(ModelError, match="somebody has removed it") as caught:
+        model.fetch(0, 4)
+    assert caught.value.cause is ModelFailure.CACHE_UNUSABLE
+    model.close()
+
+
+def test_a_limit_of_the_system_s_on_file_sizes_is_a_full_disk(large, misbehaving, cache):
+    """A true refusal by the kernel, in a process of its own."""
+    misbehaving.behaviour.content = large
+    code = (
+        "import resource, sys\n"
+        "from swactor_core.errors import ModelError\n"
+        "from swactor_loader_gguf.loader import GgufLoader\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "try:\n"
+        "    GgufLoader().open(sys.argv[1])\n"
+        "except ModelError as error:\n"
+        "    print(error.cause, error.message, error.hint)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, f"{misbehaving.url}/m.gguf"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ModelDiskFull" in done.stdout
+    assert "File too large" in done.stdout
+
+
 def test_a_torn_record_costs_a_fetch_and_no_wrong_byte(large, misbehaving, cache):
     misbehaving.behaviour.content = large
     model = opened(f"{misbehaving.url}/m.gguf")
