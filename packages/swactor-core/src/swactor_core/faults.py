@@ -91,6 +91,7 @@ class ModelFailure(StrEnum):
     MALFORMED = "ModelMalformed"
     PARTS_INVALID = "ModelPartsInvalid"
     DIFFERENT_FILE = "ModelDifferentFile"
+    PLAN_DIFFERS = "ModelPlanDiffers"
 
 
 class ReleaseFailure(StrEnum):

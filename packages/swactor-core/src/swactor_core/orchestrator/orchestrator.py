@@ -112,6 +112,7 @@ class RunRequest:
             sampling=self.sampling,
             token_output_policy=self.token_output_policy,
             ring_capacity=self.ring_capacity,
+            prefill_chunk=self.prefill_chunk,
         )
 
 
