@@ -52,6 +52,7 @@ class Wire:
                     self.datagrams.append(data)
                     target.receive_datagram(data, address, self.now)
                     target.datagrams_known = True
+                target.settle()
                 while (event := target.next_event()) is not None:
                     self.seen[target].append(event)
                 source.datagrams_known = True
@@ -103,7 +104,7 @@ def test_names_in_use_are_all_in_the_table():
         "_apply_limits",
         "_judge_peer",
     }
-    own |= {"_connection", "_one_rtt", "_aborted", "_idle_renewed", "_unacknowledged"}
+    own |= {"_connection", "_one_rtt", "_aborted", "_idle_renewed", "_unacknowledged", "_late_acks"}
     used = {
         node.attr
         for file in Path(compat.__file__).parent.glob("*.py")
@@ -290,4 +291,5 @@ def test_an_acknowledgement_can_leave_before_its_timer():
     wire.right.acknowledge_now(wire.now)
     ((answer, _),) = wire.right.datagrams_to_send(wire.now)
     wire.left.receive_datagram(answer, SERVER, wire.now)
+    wire.left.settle()
     assert half.unacknowledged == 0

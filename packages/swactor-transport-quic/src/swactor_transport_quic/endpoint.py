@@ -240,7 +240,10 @@ class Endpoint:
         self._read_batch()
 
     def _read_batch(self) -> bool:
-        """Feeds one batch and pumps the links it touched; whether there may be more."""
+        """Feeds one batch and pumps the links it touched; whether there may be more.
+
+        A datagram that comes alone is handed on before the socket is asked whether there is another.
+        """
         udp = self._socket
         assert udp is not None
         now = asyncio.get_running_loop().time()
@@ -254,17 +257,22 @@ class Endpoint:
             except OSError:
                 self._read_errors()
                 continue
-            count += len(datagrams)
             for data in datagrams:
                 link = self._route(data, address, now)
                 if link is not None:
                     touched[link] = None
                     link.receive(data, address, now)
+                    if not count and len(datagrams) == 1:
+                        link.pump(now)
+            count += len(datagrams)
+            if self._socket is None:
+                return False  # what was handed on has closed the transport
         if not count:
             self._read_errors()  # woken without a datagram: the error queue has something
-        # Control first: a turn at full load on edges takes milliseconds.
-        for link in sorted(touched, key=_edges_last):
-            link.pump(now)
+        elif count > 1:
+            # Control first: a turn at full load on edges takes milliseconds.
+            for link in sorted(touched, key=_edges_last):
+                link.pump(now)
         return count >= _BATCH
 
     def _read_errors(self) -> None:

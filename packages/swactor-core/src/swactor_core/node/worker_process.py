@@ -25,6 +25,7 @@ from swactor_core.messages import (
     WORKER_EVENTS,
     ProcessNotification,
     ProcessNotificationKind,
+    RingReadable,
 )
 
 log = logging.getLogger(__name__)
@@ -150,6 +151,8 @@ class WorkerProcess:
                 )
                 return
             self._system.tell(ME, FromWorker(generation, event))
+            if isinstance(event, RingReadable):
+                await asyncio.sleep(0)  # the bytes leave first, what was said about them is read after that
 
 
 async def _read_talk(stderr: asyncio.StreamReader, talk: deque[str]) -> None:

@@ -86,6 +86,7 @@ STREAM_NAMES = (
 SENDER_NAMES = (
     "_buffer_start",
     "_buffer_stop",
+    "_pending_eof",
     "_reset_error_code",
     "buffer_is_empty",
     "get_frame",
@@ -97,13 +98,31 @@ SENDER_NAMES = (
 RECEIVER_NAMES = ("is_finished", "handle_frame", "highest_offset")
 SPACE_NAMES = (
     "ack_at",
+    "ack_eliciting_in_flight",
     "ack_queue",
     "expected_packet_number",
+    "largest_acked_packet",
     "largest_received_packet",
     "largest_received_time",
+    "loss_time",
     "received_packets",
+    "sent_packets",
 )
-LOSS_NAMES = ("_pacer", "_on_packets_lost", "on_ack_received", "on_packet_sent")
+LOSS_NAMES = (
+    "_cc",
+    "_on_packets_lost",
+    "_pacer",
+    "_pto_count",
+    "_rtt_initialized",
+    "_rtt_latest",
+    "_rtt_min",
+    "_rtt_smoothed",
+    "_rtt_variance",
+    "max_ack_delay",
+    "on_ack_received",
+    "on_packet_sent",
+    "peer_completed_address_validation",
+)
 MODULE_NAMES = (
     "MAX_STREAM_DATA_FRAME_CAPACITY",
     "QuicConnectionError",

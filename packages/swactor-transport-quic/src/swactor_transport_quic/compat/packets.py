@@ -50,7 +50,10 @@ promise 0.025 (max_ack_delay), after which a sender asks."""
 _ACK_AT_ONCE = 8
 """Packets that are acknowledged without delay, whoever sends less than a batch at a time."""
 
-_LOST = QuicDeliveryState.LOST
+_SHORTEST_RTT = 0.001
+"""What aioquic too takes for the shortest round trip: below it the scheduler is measured, not the path."""
+
+_ACKED, _LOST = QuicDeliveryState.ACKED, QuicDeliveryState.LOST
 
 
 def encode_varint(value: int) -> bytes:
@@ -90,6 +93,7 @@ class ShortPackets(QuicConnection):
         self._aborted: set[QuicStream] = set()
         self._idle_renewed = 0.0
         self._unacknowledged = 0
+        self._late_acks: list[tuple[int, int, float, float]] = []
         self._one_rtt: tuple[Any, QuicPacketSpace] | None = None
         lose = self._loss._on_packets_lost
 
@@ -112,6 +116,7 @@ class ShortPackets(QuicConnection):
     def receive_datagram(self, data: bytes, addr: Address, now: float) -> None:
         if not self._receive_short(data, addr, now):
             self.general = True
+            self.settle()
             super().receive_datagram(data, addr, now)
 
     def _is_ending(self) -> bool:
@@ -200,6 +205,7 @@ class ShortPackets(QuicConnection):
 
     def _take_the_rest(self, payload: bytes, path: Any, now: float) -> bool:
         self.general = True
+        self.settle()
         context = QuicReceiveContext(
             epoch=tls.Epoch.ONE_RTT,
             host_cid=self.host_cid,
@@ -263,13 +269,70 @@ class ShortPackets(QuicConnection):
             return 0
         if more or first > largest:
             return 0  # several ranges mean loss or reordering, which is rare
-        self._loss.on_ack_received(
-            ack_rangeset=RangeSet([range(largest - first, largest + 1)]),
-            ack_delay=(delay << self._remote_ack_delay_exponent) / 1_000_000,
-            now=now,
-            space=space,
-        )
+        delay_seconds = (delay << self._remote_ack_delay_exponent) / 1_000_000
+        self._late_acks.append((largest - first, largest, delay_seconds, now))
         return at
+
+    def settle(self) -> None:
+        """Handles the acknowledgements that have arrived.
+
+        Whoever feeds datagrams calls it soon after them, and may hand on the data that came with them first:
+        until then windows and counters are those of before.
+        """
+        acks, self._late_acks = self._late_acks, []
+        for smallest, largest, delay, now in acks:
+            _, space = self._keys()
+            if not self._settle_in_order(smallest, largest, delay, now):
+                self._loss.on_ack_received(
+                    ack_rangeset=RangeSet([range(smallest, largest + 1)]),
+                    ack_delay=delay,
+                    now=now,
+                    space=space,
+                )
+
+    def _settle_in_order(self, smallest: int, largest: int, delay: float, now: float) -> bool:
+        """RFC 9002 for the usual case, that everything sent up to `largest` is acknowledged now: nothing can
+        be lost. False, having changed nothing, in any other case."""
+        loss = self._loss
+        _, space = self._keys()
+        acknowledged = []
+        for number, packet in space.sent_packets.items():
+            if number > largest:
+                break
+            if number < smallest:
+                return False
+            acknowledged.append(packet)
+        if not acknowledged or acknowledged[-1].packet_number != largest or not loss._rtt_initialized:
+            return False
+        controller = loss._cc
+        eliciting = False
+        for packet in acknowledged:
+            del space.sent_packets[packet.packet_number]
+            if packet.is_ack_eliciting:
+                eliciting = True
+                space.ack_eliciting_in_flight -= 1
+            if packet.in_flight:
+                controller.on_packet_acked(packet=packet, now=now)
+            for handler, arguments in packet.delivery_handlers:
+                handler(_ACKED, *arguments)
+        space.largest_acked_packet = max(largest, space.largest_acked_packet)
+        space.loss_time = None
+        sent_time = acknowledged[-1].sent_time
+        if eliciting and sent_time is not None:
+            latest = max(now - sent_time, _SHORTEST_RTT)
+            loss._rtt_min = min(loss._rtt_min, latest)
+            delay = min(delay, loss.max_ack_delay)
+            if latest > loss._rtt_min + delay:
+                latest -= delay
+            loss._rtt_latest = latest
+            loss._rtt_variance = 0.75 * loss._rtt_variance + 0.25 * abs(loss._rtt_smoothed - latest)
+            loss._rtt_smoothed = 0.875 * loss._rtt_smoothed + 0.125 * latest
+            loss._pacer.update_rate(
+                congestion_window=controller.congestion_window, smoothed_rtt=loss._rtt_smoothed
+            )
+        if loss.peer_completed_address_validation:
+            loss._pto_count = 0
+        return True
 
     def _take_credit_frame(self, payload: bytes, at: int) -> int:
         try:
@@ -289,12 +352,23 @@ class ShortPackets(QuicConnection):
 
     def datagrams_to_send(self, now: float) -> list[tuple[bytes, Address]]:
         if self.general or self._close_pending or self._ping_pending or self._probe_pending:
+            self.settle()
             sent = super().datagrams_to_send(now)
             self.general = self._something_general()
             return sent
         if self._state is not QuicConnectionState.CONNECTED:
             return []
         return self._short_datagrams(now)
+
+    def get_timer(self) -> float | None:
+        if self._late_acks:
+            self.settle()
+        return super().get_timer()
+
+    def handle_timer(self, now: float) -> None:
+        if self._late_acks:
+            self.settle()
+        super().handle_timer(now)
 
     def has_something(self, now: float) -> bool:
         """Whether a flush may have anything to send: cheaper to ask than to flush."""
@@ -484,7 +558,9 @@ class ShortPackets(QuicConnection):
             left -= overhead + size
             handlers.append((self._on_stream_delivery, (stream, start, start + size, part.fin)))
             self._remote_max_data_used += sender.highest_offset - before
-            if not sender.buffer_is_empty:
+            if start + size == sender._buffer_stop and not sender._pending_eof:
+                sender.buffer_is_empty = True
+            else:
                 self.wanting[stream] = None
         return left
 
