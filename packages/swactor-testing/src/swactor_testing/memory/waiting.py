@@ -17,7 +17,7 @@ class Signal:
     __slots__ = ("_waiters", "watcher")
 
     def __init__(self) -> None:
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[None], None] = {}  # in order: who waited first is woken first
         self.watcher: Callable[[], None] | None = None
 
     def fire(self) -> None:
@@ -31,7 +31,7 @@ class Signal:
     async def wait(self, timeout: float | None = None) -> bool:
         """True when fired, False after `timeout` seconds. Cancelling one waiter leaves the others."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         try:
             async with asyncio.timeout(timeout):
                 await waiter
@@ -40,4 +40,4 @@ class Signal:
         else:
             return True
         finally:
-            self._waiters.discard(waiter)
+            self._waiters.pop(waiter, None)
