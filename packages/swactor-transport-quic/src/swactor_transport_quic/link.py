@@ -83,7 +83,7 @@ class Carrier(Protocol):
 
     @property
     def blocked(self) -> bool: ...
-    def send_all(self, datagrams: Sequence[tuple[bytes, Address]]) -> None: ...
+    def send_all(self, datagrams: Sequence[tuple[bytes, Address]]) -> int: ...
     def defer(self, link: Link) -> None: ...
     def drain(self) -> None: ...
     def add_id(self, connection_id: bytes, link: Link) -> None: ...
@@ -308,8 +308,11 @@ class Link:
         datagrams = self._outgoing(now)
         if datagrams:
             self._sent += len(datagrams)
-            self._carrier.send_all(datagrams)
-        if self.quic.burst_exhausted:
+            too_big = self._carrier.send_all(datagrams)
+            if too_big:
+                self.quic.too_big(too_big, now)
+                self.flush_soon()
+        if self.quic.burst_exhausted or self.quic.probe_due(now):
             self.flush_soon()
         self._arm()
 

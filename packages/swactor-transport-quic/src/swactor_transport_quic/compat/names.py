@@ -15,7 +15,7 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.packet_builder import QuicPacketBuilder
-from aioquic.quic.recovery import QuicPacketSpace
+from aioquic.quic.recovery import QuicPacketPacer, QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 from swactor_core.errors import PluginError
 
@@ -135,6 +135,7 @@ CRYPTO_NAMES = ("aead", "hp", "key_phase")
 PAIR_NAMES = ("recv", "send", "_update_key_requested")
 AEAD_NAMES = ("_aead", "_iv")
 PROTECTION_NAMES = ("_encryptor", "_is_chacha20")
+PACER_NAMES = ("_max_datagram_size", "next_send_time", "update_after_send", "update_rate")
 PATH_NAMES = ("addr", "bytes_sent", "is_validated", "remote_challenges")
 BUILDER_NAMES = ("_packet",)
 
@@ -168,6 +169,7 @@ def private_names() -> dict[str, tuple[Any, tuple[str, ...]]]:
         "CryptoContext": (pair.send, CRYPTO_NAMES),
         "AEAD": (AEAD(b"aes-128-gcm", bytes(16), bytes(12)), AEAD_NAMES),
         "HeaderProtection": (HeaderProtection(b"aes-128-ecb", bytes(16)), PROTECTION_NAMES),
+        "QuicPacketPacer": (QuicPacketPacer(max_datagram_size=1200), PACER_NAMES),
         "QuicNetworkPath": (_connection.QuicNetworkPath(("", 0)), PATH_NAMES),
         "QuicPacketBuilder": (builder, BUILDER_NAMES),
     }
