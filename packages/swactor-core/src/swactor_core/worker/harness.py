@@ -224,7 +224,8 @@ class Harness:
         if command.direction is RingDirection.INGRESS:
             end = IngressEnd(command, ring, self._objects, report=self._report, hint=self._outside.emit)
         else:
-            end = EgressEnd(command, ring, self._objects.bridge, report=self._report, hint=self._outside.emit)
+            # At once: the node sends the bytes while the rest of the step is still being told.
+            end = EgressEnd(command, ring, self._objects.bridge, report=self._report, hint=self._emit_now)
         self._ends[command.ring_id] = end
         return RingOpened(command.ring_id)
 
