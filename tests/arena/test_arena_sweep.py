@@ -1,7 +1,7 @@
-"""A process killed, or stopped and resumed late, after every instruction of its step on the ring (section 21).
+"""A process killed, or stopped and resumed late, after every instruction of its step on the ring (spec 21).
 
 `ring_sweep.c` single-steps the process; the survivor of each halt may see whole commits only, never waits
-without a bound, and gets the range back with its proof. Wrong programs show that the sweep sees what it should.
+without a bound, and gets the range back with its proof. Wrong programs show that the sweep sees what it must.
 """
 
 from __future__ import annotations
