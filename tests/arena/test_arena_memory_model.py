@@ -3,8 +3,8 @@
 An explorer of views in the manner of the promising semantics without promises (Kang et al. 2017): a location
 is a list of writes, a thread may load any write that is not older than its view, a release store carries the
 thread's view along, an acquire load joins it, a read-modify-write takes the newest write and continues its
-release sequence. A fence makes later relaxed stores carry what was known at it; sequentially consistent fences
-also share one global view. Payload accesses are plain: one that the other end's last access does not
+release sequence. A fence makes later relaxed stores carry what was known at it; two sequentially consistent
+fences also share one global view. Payload accesses are plain: one that the other end's last access does not
 happen before is a race. Where the producer closes the ring after its last record, word of that wakes the
 consumer too; elsewhere hints are all that there is.
 
