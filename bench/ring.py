@@ -1,10 +1,10 @@
 """What a ring between two processes costs, beside memcpy of the same sizes and multiprocessing.Pipe.
 
 Two tables of one run. Streams: one process writes spans into a ring, the other takes them, in place without
-reading them, or copied into memory of its own; hints go through pipes and both ends sleep when they have nothing
-to do. memcpy is one process that copies the same bytes into a buffer as large as the ring. Round trips: a
-64-byte record there and back through two rings, both ends asleep in between. Every figure is the median of the
-repeats, and each repeat measures all columns before the next begins: a busy machine slows them alike.
+reading them, or copied into memory of its own; hints go through pipes and both ends sleep when they have
+nothing to do. memcpy is one process that copies the same bytes into a buffer as large as the ring. Round
+trips: a 64-byte record there and back through two rings, both ends asleep in between. Every figure is the
+median of the repeats, and each repeat measures all columns before the next: a busy machine slows them alike.
 """
 
 from __future__ import annotations

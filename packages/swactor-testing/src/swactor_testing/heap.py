@@ -179,8 +179,8 @@ class HeapArena:
         return -1
 
     def create_ring(self, layout: RingLayout) -> HeapRing:
-        """Raises RingError for a layout outside the arena, AssertionError when somebody wrote into the range after
-        its release: that is a defect of the host, and no run may go on with it."""
+        """Raises RingError for a layout outside the arena, AssertionError when somebody wrote into the range
+        after its release: that is a defect of the host, and no run may go on with it."""
         self._check_range(layout)
         self._take_poison(layout.arena_offset, layout.arena_offset + layout.total_len)
         fields = (MAGIC, VERSION, RING_HEADER_BYTES, layout.ring_id, layout.data_capacity)
