@@ -33,8 +33,8 @@ WAIT_SECONDS = 30.0
 
 
 def capacity_of(size: int) -> int:
-    """Room for eight spans, and never less than the 64 KiB of a pipe."""
-    return max(8 * size, 64 << 10)
+    """Room for eight spans, and never less than a MiB: enough to be busy while the other end wakes up."""
+    return max(8 * size, 1 << 20)
 
 
 def layout_of(number: int, capacity: int) -> RingLayout:

@@ -59,10 +59,16 @@ def test_its_ring_taken_away_after_every_instruction(program, scene) -> None:
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("level", ["-O0", "-O2", "-O3"])
 @pytest.mark.parametrize("action", ["kill", "stop", "fence"])
-def test_every_build_after_every_instruction(tmp_path, compiler, level, action) -> None:
-    program = build(tmp_path, "ring_sweep.c", level, compiler=compiler)
-    for scene in WRAPS if level == "-O2" else [OTHERS[0], OTHERS[1], OTHERS[2]]:
-        sweep(program, action, scene)
+@pytest.mark.parametrize("scene", ["produce into an empty ring", "consume from a full ring"])
+def test_every_build_after_every_instruction(tmp_path, compiler, level, action, scene) -> None:
+    sweep(build(tmp_path, "ring_sweep.c", level, compiler=compiler), action, scene)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("action", ["stop", "fence"])
+@pytest.mark.parametrize("scene", WRAPS)
+def test_stopped_across_the_wrap(program, action, scene) -> None:
+    sweep(program, action, scene)
 
 
 @pytest.mark.parametrize(
