@@ -51,12 +51,13 @@ def manifest_of(path: Path, start: int = 0, end: int | None = None, *, token_cou
     wanted = [
         ref for ref in refs if ref.name.startswith("blk.") and start <= int(ref.name.split(".")[1]) < end
     ]
-    names = ["rope_freqs.weight"]
-    if start == 0 or (end == layers and tied):
-        names.append("token_embd.weight")
-    if end == layers:
-        names += ["output_norm.weight"] + ([] if tied else ["output.weight"])
-    wanted += [by_name[name] for name in names if name in by_name]
+    for ref in refs:
+        if ref.name == "token_embd.weight":
+            needed = start == 0 or (end == layers and tied)
+        else:
+            needed = end == layers or not ref.name.startswith("output")
+        if needed and not ref.name.startswith("blk."):
+            wanted.append(ref)
     return StageManifest(
         architecture=architecture,
         metadata=metadata,
@@ -140,5 +141,8 @@ class Pipeline:
             role.close()
 
 
-def reference(name: str) -> dict[str, Any]:
-    return json.loads((DATA / f"{name}.json").read_text())
+def reference(model: str | Path) -> dict[str, Any]:
+    """What llama.cpp made of a model of the tests' data, by name or path."""
+    path = model if isinstance(model, Path) else DATA / f"{model}.gguf"
+    made: dict[str, Any] = json.loads(path.with_suffix(".json").read_text())
+    return made

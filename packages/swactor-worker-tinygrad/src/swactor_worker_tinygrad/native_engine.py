@@ -6,7 +6,7 @@ step is one call into machine code, which runs the whole stage and reads weights
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -25,8 +25,9 @@ from swactor_worker_tinygrad.native import (
     matmul_words,
     shares_words,
 )
-from swactor_worker_tinygrad.parameters import LlamaParameters
-from swactor_worker_tinygrad.weights import BLOCKS, F32, HOST_TYPES, Weight, unpack_on_host
+from swactor_worker_tinygrad.parameters import ModelParameters
+from swactor_worker_tinygrad.rope import Tables
+from swactor_worker_tinygrad.weights import BLOCKS, F32, HOST_TYPES, Ends, Weight, unpack_on_host
 
 BlockWeights = dict[str, Weight]
 _MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
@@ -37,6 +38,11 @@ def can_compute(ggml_types: set[int], graph_types: frozenset[int]) -> bool:
     """Whether matrices of these types are best computed here: each has a kernel, or must be unpacked anyway
     because the graph cannot read it either."""
     return all(kind in TYPES or (kind in HOST_TYPES and kind not in graph_types) for kind in ggml_types)
+
+
+def implements(parameters: ModelParameters) -> bool:
+    """Whether this engine computes every part of the model."""
+    return parameters.family.architecture == "llama"
 
 
 def _packed_bytes(weight: Weight) -> int:
@@ -57,7 +63,7 @@ class NativeEngine:
 
     def __init__(
         self,
-        parameters: LlamaParameters,
+        parameters: ModelParameters,
         *,
         device: str,
         context: int,
@@ -65,9 +71,9 @@ class NativeEngine:
         threads: int,
         packing: bool,
         blocks: list[BlockWeights],
-        norm_and_head: tuple[Weight, Weight] | None,
+        ends: Ends | None,
         embedding: Weight | None,
-        rope: tuple[NDArray[np.float32], NDArray[np.float32]],
+        rope: Sequence[Tables],
     ) -> None:
         """Allocates cache and working memory. Raises MemoryError.
 
@@ -78,7 +84,7 @@ class NativeEngine:
         self.parameters, self.threads = parameters, threads
         self._context = align_up(context, LANES)
         self._device = device
-        self._blocks, self._norm_and_head, self._embedding = blocks, norm_and_head, embedding
+        self._blocks, self._ends, self._embedding = blocks, ends, embedding
         self._buffers: list[internals.Buffer] = []
         self._kept: list[NDArray[np.float32]] = []
         self._kernels = Kernels()
@@ -86,7 +92,7 @@ class NativeEngine:
         self._packed: dict[str, int] = {}
         self._packed_room: NDArray[np.uint8] | None = None
         p = parameters
-        self._tables = [self._constant(table) for table in rope]
+        self._tables = [[self._constant(table) for table in tables] for tables in rope]
         self._caches = [
             (
                 self._room(self._context * p.kv_heads * p.key_dim),
@@ -109,7 +115,7 @@ class NativeEngine:
         self._position = np.zeros(1, np.uint64)
         self._lists: dict[int, KernelList] = {}
         self._heads: dict[int, KernelList] = {}
-        if norm_and_head is not None:
+        if ends is not None:
             self.logits = self._buffer(p.vocab_size)
 
     # Memory.
@@ -156,7 +162,7 @@ class NativeEngine:
 
     def _matrices(self) -> list[Weight]:
         found = [block[name + ".weight"] for block in self._blocks for name in _MATRICES]
-        return found if self._norm_and_head is None else [*found, self._norm_and_head[1]]
+        return found if self._ends is None else [*found, self._ends.head]
 
     def _product_of(self, ggml_type: int) -> str:
         """The kernel that multiplies with matrices of this type."""
@@ -196,8 +202,8 @@ class NativeEngine:
         assert self._team is not None
         if count not in self._lists:
             entries: list[Entry] = []
-            for weights, cache in zip(self._blocks, self._caches, strict=True):
-                entries += self._block(count, weights, cache)
+            for index in range(len(self._blocks)):
+                entries += self._block(count, index)
             self._lists[count] = self._team.prepare(entries)
         return self._lists[count]
 
@@ -231,7 +237,8 @@ class NativeEngine:
         parts = self._parts(height // LANES, height * columns * rows)
         return [kernel, parts, out, x, blob, height, columns, rows, height, added, residual, self._scratch]
 
-    def _block(self, rows: int, weights: BlockWeights, cache: tuple[int, int]) -> list[Entry]:
+    def _block(self, rows: int, index: int) -> list[Entry]:
+        weights, cache, tables = self._blocks[index], self._caches[index], self._tables[index]
         p, kernels = self.parameters, self._kernels
         x, place = internals.address_of(self._rows), self._position.ctypes.data
         shape = [place, rows, p.heads, p.kv_heads, p.key_dim, p.value_dim, self._context]
@@ -256,10 +263,10 @@ class NativeEngine:
                 self._q,
                 self._k,
                 self._v,
-                *self._tables,
+                *tables,
                 *cache,
                 *shape,
-                p.rope_dims,
+                p.rope.dims,
             ],
             [kernels.address("attention"), attended, self._attended, self._q, *cache, *shape, *softmax],
             linear(x, self._attended, "attn_output", residual=x),
@@ -313,9 +320,9 @@ class NativeEngine:
     def project(self, count: int) -> None:
         """Logits of the last of `output`'s `count` rows."""
         assert self._team is not None
-        assert self._norm_and_head is not None
+        assert self._ends is not None
         if count not in self._heads:
-            norm, head = self._norm_and_head
+            norm, head = self._ends.norm, self._ends.head
             x = internals.address_of(self._rows) + (count - 1) * self.parameters.hidden_dim * 4
             logits = internals.address_of(self.logits)
             entries = [self._norm(x, norm, 1), self._matmul(logits, self._h, head, 1)]
@@ -329,7 +336,7 @@ class NativeEngine:
             self._team = None
         self._lists.clear()
         self._heads.clear()
-        self._blocks, self._norm_and_head, self._embedding = [], None, None
+        self._blocks, self._ends, self._embedding = [], None, None
         self._buffers.clear()
         self._kept.clear()
         self._packed.clear()

@@ -9,6 +9,8 @@ from swactor_core.checks import DoctorCheck
 from swactor_core.hookspecs import hookimpl
 from swactor_core.spi.provider import Kind, Provider
 
+from swactor_worker_tinygrad.families import FAMILIES
+
 
 def _create(settings: Mapping[str, object]) -> Any:
     from swactor_worker_tinygrad.backend import create
@@ -22,9 +24,9 @@ def swactor_register_workers() -> Iterable[Provider]:
         Provider(
             kind=Kind.WORKER,
             name="tinygrad",
-            summary="runs llama stages on tinygrad: CPU (clang), CUDA and others",
+            summary="runs a GGUF model's layers on tinygrad: CPU (clang), CUDA and others",
             factory=_create,
-            capabilities={"architectures": ("llama",), "devices": ("CPU", "CUDA"), "sampling": True},
+            capabilities={"architectures": tuple(FAMILIES), "devices": ("CPU", "CUDA"), "sampling": True},
         )
     ]
 

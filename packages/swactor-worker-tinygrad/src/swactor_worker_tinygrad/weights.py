@@ -85,6 +85,18 @@ class Weight:
         return internals.dequantise(self.blob, self.elements, self.ggml_type).reshape(self.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What turns the last block's rows into logits."""
+
+    norm: Weight
+    head: Weight
+    bias: Weight | None
+
+    def weights(self) -> list[Weight]:
+        return [self.norm, self.head, *([] if self.bias is None else [self.bias])]
+
+
 def check_types(refs: Iterable[TensorRef]) -> None:
     """Raises RoleError naming the first tensor whose type cannot be computed with or whose size is wrong."""
     usable = internals.graph_types() | HOST_TYPES
