@@ -1,4 +1,4 @@
-"""Token ids and logits of every family's tiny model equal llama.cpp's, and a split model's bits the whole one's."""
+"""Every family's tiny model gives llama.cpp's token ids and logits, and a split model the whole one's bits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_by_default(backend: Any, model: str) -> None:
     check(backend, DATA / f"{model}.gguf")
 
 
-@pytest.mark.parametrize("model", ("llama-gqa", *FAMILIES))
+@pytest.mark.parametrize("model", ["llama-gqa", *FAMILIES])
 def test_as_a_graph(graph_backend: Any, model: str) -> None:
     check(graph_backend, DATA / f"{model}.gguf", splits=(2,))
 

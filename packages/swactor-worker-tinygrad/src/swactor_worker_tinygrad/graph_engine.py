@@ -1,8 +1,9 @@
 """A stage's blocks as tinygrad graphs: runs on every device, and says what any other engine must compute.
 
-Knows the blocks of every family and their KV cache. Must not know rings, objects, sampling or files. One graph
-per kind of block (blocks whose tensors have the same types, and the same window) and row count is captured,
-then replayed over every block's own buffers, so that compiling costs one block and not the whole stage.
+Knows the blocks of every family and their KV cache. Must not know rings, objects, sampling or files. One
+graph per kind of block (blocks whose tensors have the same types, and the same window) and row count is
+captured, then replayed over every block's own buffers, so that compiling costs one block and not the whole
+stage.
 """
 
 from __future__ import annotations
@@ -129,9 +130,9 @@ def block_function(
         attended = (shares @ seen_values).reshape(p.kv_heads, group, rows, p.value_dim).permute(2, 0, 1, 3)
         attended = attended.reshape(rows, p.attended_width).contiguous()
         added = linear("attn_output", attended)
-        x = (
-            x + (norm("post_attention_norm", added.contiguous()) if family.post_norms else added)
-        ).contiguous()
+        if family.post_norms:
+            added = norm("post_attention_norm", added.contiguous())
+        x = (x + added).contiguous()
 
         h = norm("ffn_norm", x)
         if p.experts:
