@@ -1,4 +1,4 @@
-"""Every family's tiny model gives llama.cpp's token ids and logits, and a split model the whole one's bits."""
+"""Every tiny model gives llama.cpp's token ids and logits, and a split model the bits of the whole one."""
 
 from __future__ import annotations
 
