@@ -120,7 +120,7 @@ class TinygradBackend:
         wanted = [ref for block in tensors.blocks for ref in block.values()]
         single = (tensors.output_norm, tensors.head, tensors.head_bias)
         wanted += [ref for ref in single if ref is not None]
-        native = self._computes_natively(parameters, tensors)
+        native = self._computes_natively(tensors)
         if native and tensors.embedding is not None and tensors.embedding not in wanted:
             wanted.append(tensors.embedding)
         bound = weights.bind_all(
@@ -170,11 +170,11 @@ class TinygradBackend:
             rope=tables,
         )
 
-    def _computes_natively(self, parameters: ModelParameters, tensors: StageTensors) -> bool:
+    def _computes_natively(self, tensors: StageTensors) -> bool:
         """Whether the native kernels compute this stage, by the setting and by what they can do. Raises
         RoleError when they are asked for and cannot."""
         from swactor_worker_tinygrad import internals
-        from swactor_worker_tinygrad.native_engine import can_compute, implements
+        from swactor_worker_tinygrad.native_engine import can_compute
 
         if self.settings.kernels == "graph":
             return False
@@ -182,8 +182,6 @@ class TinygradBackend:
         kinds = {ref.ggml_type for ref in matrices}
         if not internals.builds_native(self.device):
             lacking = f"on device {self.settings.device}"
-        elif not implements(parameters):
-            lacking = f"for {parameters.family.architecture} models such as this one"
         elif not can_compute(kinds, internals.graph_types()):
             lacking = "for one of the tensor types " + ", ".join(sorted({ref.type_name for ref in matrices}))
         else:
