@@ -1,8 +1,8 @@
 """A stage's blocks as lists of hand-written CPU kernels: the same numbers as `graph_engine`, much faster.
 
-Knows the blocks of every family and their KV cache in terms of `native/*.c`. Must not know rings, objects or
-sampling. A step is one call into machine code, which runs the whole stage and reads weights where the file map
-has them.
+Knows the blocks of every family and their KV cache in terms of `native/*.c`. Must not know rings, objects
+or sampling. A step is one call into machine code, which runs the whole stage and reads weights where the file
+map has them.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class NativeEngine:
 
     Blocks work in place: output rows take the place of input rows. Shapes of the working memory, for T rows:
     h (T, hidden), q (T, heads * key_dim), k (T, kv_heads * key_dim), v (T, kv_heads * value_dim), attended
-    (T, heads * value_dim), gate and up (T, feed_forward), with experts (T, experts used, feed_forward), scores (T,
-    experts), chosen and shares (T, experts used).
+    (T, heads * value_dim), gate and up (T, feed_forward); with experts, gate and up (T, experts used,
+    feed_forward), scores (T, experts), chosen and shares (T, experts used).
     """
 
     #: multiplications below which a part costs more to hand over than it saves (about 2 microseconds)
