@@ -6,7 +6,8 @@ and tensor positions are the loader's (`spi/loader.py`); the plan carries only w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from swactor_core.ids import EdgeId, NodeId, RunId, StageIndex
@@ -16,10 +17,18 @@ from swactor_core.specs import DTypeFamily, ObjectSpec, RingDirection, RingSpec
 @dataclass(frozen=True, slots=True)
 class GgufSource:
     """Where the GGUF bytes are. `uri` is a path or another name that the loader resolves on each node;
-    `digest` is of header, tensor table and size, so that stages cannot load different files."""
+    `digest` is of header, tensor table and size, so that stages cannot load different files. An address may
+    carry a signature that grants access: people and logs are given `shown`."""
 
-    uri: str
+    uri: str = field(repr=False)
     digest: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The uri without query, fragment and credentials where it is an address."""
+        if "://" not in self.uri:
+            return self.uri
+        return re.sub(r"//[^/@]*@", "//", re.split(r"[?#]", self.uri, maxsplit=1)[0])
 
 
 class SamplingPlace(StrEnum):

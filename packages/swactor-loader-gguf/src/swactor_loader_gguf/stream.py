@@ -7,7 +7,7 @@ bytes wait until they are one.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from typing import Protocol
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -20,11 +20,18 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
+class Pieces(Protocol):
+    """The bytes of each token id."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, number: int, /) -> bytes: ...
+
+
 class Utf8Stream:
     """Implements `swactor_core.spi.loader.TextStream`; `pieces` are the bytes of each token id. An id
     without piece prints U+FFFD."""
 
-    def __init__(self, pieces: Sequence[bytes]) -> None:
+    def __init__(self, pieces: Pieces) -> None:
         self._pieces = pieces
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 

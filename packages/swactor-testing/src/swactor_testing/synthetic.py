@@ -111,6 +111,18 @@ class SyntheticModel:
             tensors=(),
         )
 
+    def to_fetch(self, layer_start: int, layer_end_exclusive: int) -> int:
+        return 0
+
+    def fetch(
+        self,
+        layer_start: int,
+        layer_end_exclusive: int,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """There is nothing to fetch."""
+
     def tokenizer(self) -> SyntheticTokenizer:
         return SyntheticTokenizer(self._seed)
 
@@ -126,8 +138,8 @@ class SyntheticLoader:
         self._seed(name)
         return name
 
-    def open(self, path: str) -> SyntheticModel:
-        return SyntheticModel(self._seed(path))
+    def open(self, name: str) -> SyntheticModel:
+        return SyntheticModel(self._seed(name))
 
     @staticmethod
     def _seed(name: str) -> str:
