@@ -81,7 +81,7 @@ def run(team: Any, *entries: Sequence[int]) -> None:
 
 
 def packed(kernels: Any, team: Any, kind: int, stored: np.ndarray) -> np.ndarray:
-    from swactor_worker_tinygrad.weights import BLOCKS
+    from swactor_worker_tinygrad.tensor_types import BLOCKS
 
     rows, row_bytes = stored.shape
     made = np.full(-(-rows // 16) * 16 * row_bytes, 0xEE, np.uint8)

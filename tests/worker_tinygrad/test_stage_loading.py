@@ -167,11 +167,11 @@ def test_block_sizes_are_those_of_gguf(backend: Any) -> None:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
     from swactor_worker_tinygrad import internals
     from swactor_worker_tinygrad.native import TYPES
-    from swactor_worker_tinygrad.weights import BLOCKS, HOST_TYPES
+    from swactor_worker_tinygrad.tensor_types import BLOCKS, GRAPH_TYPES
 
     for number, sizes in BLOCKS.items():
         assert GGML_QUANT_SIZES[GGMLQuantizationType(number)] == sizes
-    assert internals.graph_types() | HOST_TYPES == BLOCKS.keys()
+    assert internals.graph_types() == GRAPH_TYPES
     for number, macro in TYPES.items():
         assert macro == f"TYPE_{GGMLQuantizationType(number).name}"
 

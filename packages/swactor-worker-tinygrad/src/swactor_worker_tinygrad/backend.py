@@ -20,8 +20,9 @@ from swactor_core.spi.worker import LoadProgress, RoleError, StageConfig
 
 from swactor_worker_tinygrad import environment
 from swactor_worker_tinygrad.families import FAMILIES
-from swactor_worker_tinygrad.parameters import ModelParameters, read_parameters
-from swactor_worker_tinygrad.stage_tensors import StageTensors, sort_tensors
+from swactor_worker_tinygrad.parameters import ModelParameters
+from swactor_worker_tinygrad.stage_tensors import StageTensors, check_model
+from swactor_worker_tinygrad.tensor_types import GRAPH_TYPES
 
 
 def create(settings: Mapping[str, object]) -> TinygradBackend:
@@ -84,10 +85,8 @@ class TinygradBackend:
         """See `WorkerBackend.configure`. Raises RoleError."""
         from swactor_worker_tinygrad import weights
 
-        parameters = read_parameters(config.manifest, config.max_context)
+        parameters, tensors = check_model(config.manifest, config.max_context)
         _check_config(config, parameters)
-        tensors = sort_tensors(config.manifest, parameters)
-        weights.check_types(tensors.all())
         files = weights.WeightFiles(self.device)
         engine = None
         try:
@@ -111,7 +110,7 @@ class TinygradBackend:
         progress: Callable[[LoadProgress], None],
         should_abort: Callable[[], bool],
     ) -> Any:
-        from swactor_worker_tinygrad import internals, weights
+        from swactor_worker_tinygrad import weights
         from swactor_worker_tinygrad.graph_engine import GraphEngine
         from swactor_worker_tinygrad.native import TYPES
         from swactor_worker_tinygrad.native_engine import NativeEngine
@@ -126,7 +125,7 @@ class TinygradBackend:
         bound = weights.bind_all(
             files,
             wanted,
-            TYPES.keys() if native else internals.graph_types(),
+            TYPES.keys() if native else GRAPH_TYPES,
             progress=lambda done, total: progress(LoadProgress("weights", done, total)),
             should_abort=should_abort,
         )
@@ -182,7 +181,7 @@ class TinygradBackend:
         kinds = {ref.ggml_type for ref in matrices}
         if not internals.builds_native(self.device):
             lacking = f"on device {self.settings.device}"
-        elif not can_compute(kinds, internals.graph_types()):
+        elif not can_compute(kinds):
             lacking = "for one of the tensor types " + ", ".join(sorted({ref.type_name for ref in matrices}))
         else:
             return True

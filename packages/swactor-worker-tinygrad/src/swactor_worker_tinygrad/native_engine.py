@@ -29,7 +29,8 @@ from swactor_worker_tinygrad.native import (
 )
 from swactor_worker_tinygrad.parameters import ModelParameters
 from swactor_worker_tinygrad.rope import Tables
-from swactor_worker_tinygrad.weights import BLOCKS, F32, HOST_TYPES, Ends, Weight, unpack_on_host
+from swactor_worker_tinygrad.tensor_types import BLOCKS, F32, GRAPH_TYPES
+from swactor_worker_tinygrad.weights import Ends, Weight, unpack_on_host
 
 BlockWeights = dict[str, Weight]
 _MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_inp")
@@ -37,10 +38,10 @@ _EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 Entry = list[int]
 
 
-def can_compute(ggml_types: set[int], graph_types: frozenset[int]) -> bool:
+def can_compute(ggml_types: set[int]) -> bool:
     """Whether matrices of these types are best computed here: each has a kernel, or must be unpacked anyway
     because the graph cannot read it either."""
-    return all(kind in TYPES or (kind in HOST_TYPES and kind not in graph_types) for kind in ggml_types)
+    return all(kind in TYPES or kind not in GRAPH_TYPES for kind in ggml_types)
 
 
 def _packed_bytes(weight: Weight) -> int:

@@ -1,7 +1,7 @@
 """Which tensors a stage needs, and in which shape: every tensor of the manifest gets its place or is refused.
 
-Knows tensor names and shapes of each family. Must not know tensor types, tinygrad, files or devices. Fused
-tensors (`attn_qkv`, Phi's `ffn_up`) are cut here into ranges of their rows, so that no engine knows of them.
+Knows tensor names and shapes of each family. Must not know tinygrad, files or devices. Fused tensors
+(`attn_qkv`, Phi's `ffn_up`) are cut here into ranges of their rows, so that no engine knows of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from swactor_core.spi.loader import StageManifest, TensorRef
 
 from swactor_worker_tinygrad.model_keys import invalid, unsupported
-from swactor_worker_tinygrad.parameters import ModelParameters
+from swactor_worker_tinygrad.parameters import ModelParameters, read_parameters
+from swactor_worker_tinygrad.tensor_types import check_types
 
 Dims = tuple[int, ...]
 
@@ -71,6 +72,15 @@ class StageTensors:
         single = (self.rope_factors, self.embedding, self.output_norm, self.head, self.head_bias)
         named = {ref.name: ref for ref in single if ref is not None}
         return [ref for block in self.blocks for ref in block.values()] + list(named.values())
+
+
+def check_model(manifest: StageManifest, max_context: int) -> tuple[ModelParameters, StageTensors]:
+    """All that can be said of a stage without opening a file: that every key, tensor and type of it is one
+    that this worker computes with. Raises RoleError naming the first that is not."""
+    parameters = read_parameters(manifest, max_context)
+    tensors = sort_tensors(manifest, parameters)
+    check_types(tensors.all())
+    return parameters, tensors
 
 
 class _Given:
