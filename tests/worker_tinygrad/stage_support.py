@@ -104,10 +104,20 @@ def ranges(layers: int, stages: int) -> list[tuple[int, int]]:
 class Pipeline:
     """Stages of one model in this process; objects are handed over as bytes, as the rings would."""
 
-    def __init__(self, backend: Any, path: Path, stages: int, **options: Any) -> None:
+    def __init__(
+        self,
+        backend: Any,
+        path: Path,
+        stages: int,
+        *,
+        manifests: Sequence[StageManifest] = (),
+        **options: Any,
+    ) -> None:
+        """`manifests` take the place of those that the file at `path` gives."""
         self.backend = backend
         layers = manifest_of(path).num_layers
-        self.configs = [config_of(manifest_of(path, *part), **options) for part in ranges(layers, stages)]
+        manifests = manifests or [manifest_of(path, *part) for part in ranges(layers, stages)]
+        self.configs = [config_of(manifest, **options) for manifest in manifests]
         self.roles = [
             backend.configure(config, progress=lambda _: None, should_abort=lambda: False)
             for config in self.configs
