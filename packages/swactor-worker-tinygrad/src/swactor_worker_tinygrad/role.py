@@ -38,7 +38,7 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-class LlamaStage:
+class ModelStage:
     """A `StageRole`. Token ids are uint32, activations and logits f32 rows, all little-endian."""
 
     def __init__(

@@ -13,6 +13,7 @@ from typing import Any
 
 from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file
 from swactor_core.errors import UsageError
+from swactor_core.hosting import refuse_unfit_model
 from swactor_core.ids import NodeId, RunId
 from swactor_core.machines.run import RunBounds
 from swactor_core.machines.run_effects import RunOutcome
@@ -101,7 +102,9 @@ def run(options: RunOptions, output: Output) -> ExitCode:
             bounds=RunBounds(execution=options.token_timeout),
         )
         nodes = (2 if options.nodes is None else options.nodes) if file is None else len(file.cluster.nodes)
-        _check_plan(request, nodes, output)
+        positions = _check_plan(request, nodes, output)
+        whole = model.manifest(0, model.facts.num_layers)
+        refuse_unfit_model(plugins, choice, whole, positions=positions)
         side = SideFiles(options.events, options.logits)
         closing.callback(side.close)
 
@@ -136,9 +139,9 @@ def _uri(name: str, given: str, *, local: bool) -> str:
     return str(Path(name).resolve()) if local else given
 
 
-def _check_plan(request: RunRequest, nodes: int, output: Output) -> None:
-    """Raises UsageError, before any process starts, for what no plan can be made of. What the nodes declare
-    of their memory is known only when they are there."""
+def _check_plan(request: RunRequest, nodes: int, output: Output) -> int:
+    """The positions that a run takes. Raises UsageError, before any process starts, for what no plan can be
+    made of. What the nodes declare of their memory is known only when they are there."""
     inventory = tuple(NodeCapacity(NodeId(index + 1)) for index in range(nodes))
     plan = plan_run(
         inventory,
@@ -154,6 +157,7 @@ def _check_plan(request: RunRequest, nodes: int, output: Output) -> None:
             f"the model's context of {request.facts.context_length} tokens has room for {plan.max_tokens} "
             f"of the {request.max_tokens} tokens asked for"
         )
+    return plan.model.max_seq_len
 
 
 async def _drive(
