@@ -221,11 +221,7 @@ class GgufModel:
             tensor.name, tensor.ggml_type, kind, tensor.dims, self.index.path, tensor.offset, tensor.nbytes
         )
 
-    def tokenizer(self) -> Tokenizer:
-        return self._tokenizer
-
-    @cached_property
-    def _tokenizer(self) -> Tokenizer:
+    def tokenizer(self, *, pre: str | None = None) -> Tokenizer:
         from swactor_loader_gguf.tokenizer import GgufTokenizer
 
-        return GgufTokenizer(self.index)
+        return GgufTokenizer(self.index, pre=pre)

@@ -116,8 +116,9 @@ class Model(Protocol):
     def manifest(self, layer_start: int, layer_end_exclusive: int) -> StageManifest:
         """Raises ModelError for a range outside the file."""
 
-    def tokenizer(self) -> Tokenizer:
-        """Raises ModelError when the file has no vocabulary or its kind is not supported."""
+    def tokenizer(self, *, pre: str | None = None) -> Tokenizer:
+        """`pre` names a pre-tokenizer that overrules the file's. Raises ModelError when the file has no
+        vocabulary or its kind is not supported, UsageError when there is no such pre-tokenizer."""
 
     def close(self) -> None: ...
 
