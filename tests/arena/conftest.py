@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import mmap
 import struct
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
 from swactor_arena.arena import MemfdArenas, OwnedArena
 from swactor_core.ids import RingId
 from swactor_core.specs import RING_HEADER_BYTES, RingLayout
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 CEILING = 1 << 20
 

@@ -45,6 +45,7 @@ S = ArenaState
 OWNER = Address(Component.NODE)
 PROOF = QuiescenceProof(PumpProof.STOPPED, RingProof.QUIESCED)
 CEILING = 4 * PAGE
+ENDING = "the arena takes no more leases: its node is ending"
 
 
 def requester(request: int) -> Address:
@@ -111,7 +112,7 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
         [
             (ConstructArena(CEILING), (MapArena(CEILING),)),
             (ArenaConstructionFailed("no memfd"), (Send(OWNER, ArenaConstructionFailed("no memfd")),)),
-            (lease(1), (rejected(1, LeaseRejection.SHUTTING_DOWN),)),
+            (lease(1), (rejected(1, LeaseRejection.SHUTTING_DOWN, ENDING),)),
         ],
         S.FAILED,
     ),
@@ -129,7 +130,7 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
             (Shutdown(), ()),
             (ArenaConstructed(), ()),
             (ArenaConstructionFailed("no"), ()),
-            (lease(1), (rejected(1, LeaseRejection.SHUTTING_DOWN),)),
+            (lease(1), (rejected(1, LeaseRejection.SHUTTING_DOWN, ENDING),)),
         ],
         S.SHUTTING_DOWN,
     ),
@@ -216,8 +217,8 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
         [
             *TAKEN,
             (lease(2), ()),
-            (Shutdown(), (rejected(2, LeaseRejection.SHUTTING_DOWN),)),
-            (lease(3), (rejected(3, LeaseRejection.SHUTTING_DOWN),)),
+            (Shutdown(), (rejected(2, LeaseRejection.SHUTTING_DOWN, ENDING),)),
+            (lease(3), (rejected(3, LeaseRejection.SHUTTING_DOWN, ENDING),)),
             (give_back(1), released(1, layout(1, 0, 4))),
         ],
         S.SHUTTING_DOWN,

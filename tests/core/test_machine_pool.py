@@ -348,6 +348,25 @@ IMPATIENT: dict[str, tuple[Steps, StrEnum]] = {
         [*CONVERGING, (lost(B, False), (WINDOW, DEADLINE, waiting(B, False)))],
         S.ABORTED,
     ),
+    "a node that membership lost, whose link ends for it, is lost to membership": (
+        [
+            *ONE,
+            (member(A, MemberState.DEAD), (report("node-1: Dead in membership", UNKNOWN.format(B)),)),
+            (
+                lost(A, by_membership=False),
+                (
+                    DEADLINE,
+                    aborted(
+                        FaultReason.MEMBERSHIP_LOST,
+                        Component.MEMBERSHIP,
+                        "node-1 is Dead in membership",
+                        node_id=A,
+                    ),
+                ),
+            ),
+        ],
+        S.ABORTED,
+    ),
     "a lost node aborts: ready": ([*READY, (lost(B), (waiting(B),))], S.ABORTED),
 }
 

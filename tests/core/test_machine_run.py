@@ -13,7 +13,8 @@ from swactor_core.faults import Component, Fault, FaultReason
 from swactor_core.fsm import Action, CancelTimer, Emit, Send, SetTimer
 from swactor_core.ids import INPUT_PORT, OUTPUT_PORT, EdgeId, NodeId, RoleId, RunId, Sequence, StageIndex
 from swactor_core.machines.pool import PlanCommitted, PoolAborted, PoolReady
-from swactor_core.machines.run import (
+from swactor_core.machines.run import Run, RunBounds
+from swactor_core.machines.run_effects import (
     BuildPlan,
     Continue,
     DeliverToken,
@@ -22,8 +23,6 @@ from swactor_core.machines.run import (
     PlanBuilt,
     PlanFailed,
     ReportProgress,
-    Run,
-    RunBounds,
     RunMoved,
     RunOutcome,
     RunState,
@@ -202,10 +201,12 @@ def finished(
     timed: bool = True,
     stats: tuple[StageIndex, ...] = (FIRST, LAST),
     unproven: tuple[str, ...] = (),
+    overdue: Fault | None = None,
 ) -> tuple[Action, ...]:
+    late = {} if overdue is None else overdue.fields()
     return (
         *((UNTIMED,) if timed else ()),
-        Emit(EventName.RUN_TORN_DOWN, {"outcome": str(outcome), "unproven": list(unproven)}),
+        Emit(EventName.RUN_TORN_DOWN, {"outcome": str(outcome), "unproven": list(unproven), **late}),
         FinishRun(outcome, fault, tuple((i, StageStats(3, 0.5, 0.25)) for i in stats), unproven),
     )
 
@@ -594,6 +595,12 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
                     stats=(FIRST,),
                     unproven=(
                         "stage 1 did not say StageStopped within 15 s",
+                        "the token endpoints did not stop within 15 s",
+                    ),
+                    overdue=Fault(
+                        FaultReason.TEARDOWN_TIMEOUT,
+                        Component.RUN,
+                        "stage 1 did not say StageStopped within 15 s; "
                         "the token endpoints did not stop within 15 s",
                     ),
                 ),

@@ -16,6 +16,7 @@ from swactor_core.faults import (
     ReleaseFailure,
     RoleFailure,
     StepFailure,
+    WorkerFatalReason,
 )
 from swactor_core.fsm import Action, CancelTimer, Emit, Send, SetTimer
 from swactor_core.ids import (
@@ -34,14 +35,8 @@ from swactor_core.ids import (
     WorkerGeneration,
 )
 from swactor_core.machines.gates import ObjectConsumed, ProduceObject
-from swactor_core.machines.stage import (
-    ModelFetch,
-    ModelOpened,
-    ModelRefused,
-    OpenModel,
-    StageController,
-    StageState,
-)
+from swactor_core.machines.stage import StageController, StageState
+from swactor_core.machines.stage_effects import ModelFetch, ModelOpened, ModelRefused, OpenModel
 from swactor_core.messages import (
     Address,
     ConfigureRole,
@@ -545,6 +540,27 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
         ],
         S.STOPPED,
     ),
+    "the worker ends itself when it is ready": (
+        [
+            *READY,
+            (
+                WorkerCrashed(WorkerGeneration(1), "why", WorkerFatalReason.UNHANDLED_EXCEPTION),
+                step_fault(FaultReason.WORKER_FATAL, WorkerFatalReason.UNHANDLED_EXCEPTION),
+            ),
+            (STOP, stopping()),
+        ],
+        S.STOPPING,
+    ),
+    "there is no worker for the step": (
+        [
+            *PREFILL,
+            (
+                StepFailed(ROLE, StepId(1), StepFailure.WORKER_PROCESS_EXITED, "why"),
+                step_fault(FaultReason.WORKER_CRASHED, StepFailure.WORKER_PROCESS_EXITED),
+            ),
+        ],
+        S.FAULTED,
+    ),
     "the worker dies after the fault": ([*FAULTED, (CRASH, ()), (STOP, stopping())], S.STOPPING),
     # --- stopping ---
     "stopped while the model is being opened: no role was touched": (
@@ -607,7 +623,7 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
                     unproven=(
                         "edge 7, ring 9: its pump did not stop",
                         "edge 6 did not stop within 10 s",
-                        "the worker did not reset its role",
+                        "the worker did not reset its role within 10 s",
                     )
                 ),
             ),

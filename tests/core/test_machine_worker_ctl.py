@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
@@ -32,16 +33,16 @@ from swactor_core.ids import (
     StepId,
     WorkerGeneration,
 )
-from swactor_core.machines.worker_ctl import (
+from swactor_core.machines.worker_ctl import GpuWorkerCtl, WorkerCtlState
+from swactor_core.machines.worker_process import (
     ContinueRestart,
     FromWorker,
-    GpuWorkerCtl,
     KillWorker,
     SpawnWorker,
-    WorkerCtlState,
     WorkerPolicy,
     WriteWorker,
 )
+from swactor_core.machines.worker_routes import OF_RINGS
 from swactor_core.messages import (
     WORKER_EVENTS,
     Address,
@@ -100,6 +101,7 @@ LAYOUT = RingLayout(RING, 0, 4096, 0, 64, 4032, 64)
 INSTALL = InstallRing(RING, EDGE, PORT, RingDirection.EGRESS, LAYOUT, OBJECT)
 UNINSTALL = UninstallRing(RING, UninstallReason.EDGE_STOPPED)
 SHUTDOWN = ShutdownWorker(ShutdownMode.GRACEFUL)
+ABORT = ShutdownWorker(ShutdownMode.ABORT_IN_FLIGHT)
 CONFIGURE, RESET = ConfigureRole(ROLE, {"manifest": 1}), ResetRole(ROLE)
 HANDLE = DeviceObjectHandle(WorkerGeneration(1), 4)
 EXECUTE = ExecuteStep(ROLE, StepId(1), (), (), StepRuntime(0), True)
@@ -153,15 +155,22 @@ def ended(reason: str, generation: int = 1) -> Emit:
     return Emit(EventName.WORKER_ENDED, {"worker_generation": generation, "reason": reason})
 
 
-def gone(reason: str) -> Send:
-    return Send(NODE, WorkerGone(reason))
+def gone(reason: str, fatal: WorkerFatalReason | None = None) -> Send:
+    return Send(NODE, WorkerGone(reason, fatal))
 
 
 def crash(
-    detail: str, timer_generation: int, *, generation: int = 1, kill: bool = False, ring: bool = True
+    detail: str,
+    timer_generation: int,
+    *,
+    generation: int = 1,
+    kill: bool = False,
+    ring: bool = True,
+    fatal: WorkerFatalReason | None = None,
 ) -> tuple[Action, ...]:
-    crashed = WorkerCrashed(WorkerGeneration(generation), detail)
-    fault = RingFault(RING, EDGE, PORT, RingFaultReason.WORKER_PROCESS_EXITED, detail)
+    crashed = WorkerCrashed(WorkerGeneration(generation), detail, fatal)
+    reason = RingFaultReason.WORKER_INTERNAL if kill else RingFaultReason.WORKER_PROCESS_EXITED
+    fault = RingFault(RING, EDGE, PORT, reason, detail)
     return (
         *((KillWorker(WorkerGeneration(generation)),) if kill else ()),
         timer(timer_generation, 3.0),
@@ -202,6 +211,7 @@ DEAD: Steps = [
 KILLED_STARTING: Steps = [*SPAWNING, (SHUTDOWN, kill(2))]
 FATAL = said(WorkerFatal(WorkerFatalReason.BACKEND_INIT_FAILED, "no device"))
 FATAL_REASON = "BackendInitFailed: no device"
+FATAL_CRASH = crash(FATAL_REASON, 2, kill=True, fatal=WorkerFatalReason.BACKEND_INIT_FAILED)
 UNKILLABLE: Steps = [
     *CRASHED,
     (fired(2), (gone("the worker process could not be reaped (bad event)"),)),
@@ -262,7 +272,7 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
             *INITIALIZING,
             (FATAL, kill(2)),
             (process("Error", "stdout closed"), ()),
-            (EXITED, (UNTIMED, ended(FATAL_REASON), gone(FATAL_REASON))),
+            (EXITED, (UNTIMED, ended(FATAL_REASON), gone(FATAL_REASON, FATAL.event.reason))),
         ],
         S.FAILED,
     ),
@@ -370,7 +380,10 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
         ],
         S.SPAWNING,
     ),
-    "it is fatal while it runs": ([*RUNNING, (FATAL, crash(FATAL_REASON, 2, kill=True))], S.CRASHED),
+    "it is fatal while it runs": (
+        [*RUNNING, (FATAL, FATAL_CRASH)],
+        S.CRASHED,
+    ),
     "it crashes too often": (DEAD, S.FAILED),
     "a role that could be configured ends the row of crashes": (
         [
@@ -413,6 +426,10 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
         S.STOPPED,
     ),
     # --- stops ---
+    "it need not finish what it does: an abort goes on to it, a second graceful word does not": (
+        [*STOPPING, (SHUTDOWN, ()), (ABORT, (write(ABORT),))],
+        S.STOPPING,
+    ),
     "it does not stop in time": (
         [
             *STOPPING,
@@ -476,15 +493,22 @@ def without_worker(state: WorkerCtlState, why: str) -> tuple[Steps, StrEnum]:
     shutting = state is S.STOPPING
     reason = RingFaultReason.WORKER_SHUTTING_DOWN if shutting else RingFaultReason.WORKER_PROCESS_EXITED
     refused = Send(ESTABLISHER, RingFault(OTHER, EDGE, PORT, reason, f"worker is {state}"))
-    crashed = WorkerCrashed(WorkerGeneration(1), f"worker is {state}: {why}")
+    crashed = WorkerCrashed(WorkerGeneration(0 if state is S.NOT_STARTED else 1), f"worker is {state}: {why}")
     steps: Steps = [
         *prefix,
         (INSTALL_OTHER, (refused,)),
         (UNINSTALL_OTHER, (Send(ESTABLISHER, RingQuiesced(OTHER, process_reaped=True)),)),
     ]
-    if state is S.NOT_STARTED:
-        return steps, state
-    return [*steps, (RESET, (Send(STAGE, RoleReset(ROLE)),)), (CONFIGURE, (Send(STAGE, crashed),))], state
+    failure = StepFailure.WORKER_SHUTTING_DOWN if shutting else StepFailure.WORKER_PROCESS_EXITED
+    lost = ReleaseFailed(HANDLE, ReleaseFailure.STALE_GENERATION)
+    return [
+        *steps,
+        (RESET, (Send(STAGE, RoleReset(ROLE)),)),
+        (CONFIGURE, (Send(STAGE, crashed),)),
+        (EXECUTE, (Send(STAGE, StepFailed(ROLE, StepId(1), failure, f"worker is {state}")),)),
+        # While it drains the worker still gives its objects back itself.
+        (RELEASE, (write(RELEASE),) if shutting else (Send(STAGE, lost),)),
+    ], state
 
 
 SCENARIOS |= {f"without a worker: {s}": without_worker(s, why) for s, why in WITHOUT_WORKER.items()}
@@ -559,6 +583,14 @@ def test_broken_host_tells_an_exit_twice_and_one_restart_follows() -> None:
     assert machine.step(ContinueRestart(), 0.0)[0] == SpawnWorker(WorkerGeneration(2))
     assert step_or_refuse(machine, ContinueRestart()) is None
     assert machine.step(EXITED, 0.0) == ()
+
+
+@pytest.mark.parametrize("event", [event for event, _ in ROUTES if isinstance(event, OF_RINGS)])
+def test_broken_worker_speaks_of_a_ring_that_it_does_not_have(event: object) -> None:
+    machine = SCRIPT.play("running, with a ring")
+    assert isinstance(machine, GpuWorkerCtl)
+    assert machine.step(said(replace(event, ring_id=OTHER)), 0.0) == ()  # type: ignore[type-var]
+    assert machine.stale_events == 1
 
 
 def test_broken_host_starts_twice() -> None:

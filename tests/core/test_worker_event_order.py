@@ -36,6 +36,7 @@ from swactor_core.messages import (
     EdgeReady,
     ExecuteStep,
     InboundEdgeProvision,
+    InstallRing,
     ObjectLoaded,
     ObjectProduced,
     OutboundEdgeProvision,
@@ -53,7 +54,7 @@ from swactor_core.messages import (
 )
 from swactor_core.observe.bus import EventBus
 from swactor_core.plan import EdgeKind, GgufSource, TokenOutputPolicy
-from swactor_core.specs import DTypeFamily, ObjectKind, ObjectSpec, RingDirection, RingSpec
+from swactor_core.specs import DTypeFamily, ObjectKind, ObjectSpec, RingDirection, RingLayout, RingSpec
 
 IN, OUT, IN_RING, OUT_RING, ROLE = EdgeId(1), EdgeId(2), RingId(8), RingId(9), RoleId(5)
 GENERATION = WorkerGeneration(1)
@@ -126,6 +127,8 @@ class Rig:
         tell(WORKER, StartWorker())
         tell(WORKER, ProcessNotification(GENERATION, ProcessNotificationKind.STARTED, 1))
         self.say(WorkerReady(1, GENERATION, 1, {}))
+        tell(WORKER, install(IN_RING, IN, RingDirection.INGRESS))
+        tell(WORKER, install(OUT_RING, OUT, RingDirection.EGRESS))
         tell(STAGE, PROVISION)
         tell(STAGE, ModelOpened({}))
         tell(Address(Component.RX_EDGE, IN), EdgeReady(IN, IN_RING))
@@ -133,6 +136,11 @@ class Rig:
         self.say(RoleConfigured(ROLE))
         await self.quiet()
         assert self.run.received == [StageReady(RunId(5), StageIndex(0))]
+
+
+def install(ring_id: RingId, edge_id: EdgeId, direction: RingDirection) -> InstallRing:
+    port = INPUT_PORT if direction is RingDirection.INGRESS else OUTPUT_PORT
+    return InstallRing(ring_id, edge_id, port, direction, RingLayout(ring_id, 0, 4096, 0, 64, 4032, 64), SPEC)
 
 
 def loaded(sequence: int) -> ObjectLoaded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 import subprocess
 import sys
@@ -9,6 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from web_servers import Misbehaving, Nginx
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -100,6 +105,82 @@ def small_model(**changes) -> bytes:
     return gguf_file([value for value in keys.values() if value is not None], rows, bytes(offset), **changes)
 
 
+def large_model(seed: int, *, layers: int = 16, tokens: int = 500) -> bytes:
+    """A llama-shaped model whose blocks are 1 MiB of noise each, with a vocabulary that nobody can read."""
+    words = [f"word {number}" for number in range(tokens)]
+    keys = [
+        text("general.architecture", "llama"),
+        u32("llama.block_count", layers),
+        u32("llama.context_length", 64),
+        u32("llama.embedding_length", 512),
+        u32("llama.attention.head_count", 2),
+        strings("tokenizer.ggml.tokens", words),
+    ]
+    shapes = {"token_embd.weight": (512, tokens), "output_norm.weight": (512,)}
+    shapes |= {f"blk.{layer}.attn_q.weight": (512, 512) for layer in range(layers)}
+    rows, offset = [], 0
+    for name, dims in shapes.items():
+        rows.append(tensor(name, dims, 0, offset))
+        offset += 4 * dims[0] * (dims[1] if len(dims) > 1 else 1)
+    return gguf_file(keys, rows, random.Random(seed).randbytes(offset))
+
+
+def split_model(count: int = 4, *, total: int | None = None, metadata_only: bool = False) -> list[bytes]:
+    """The parts of a model of four blocks as gguf-split makes them."""
+    names = ["token_embd.weight", *(f"blk.{i}.attn_q.weight" for i in range(4)), "output_norm.weight"]
+    held = len(names) if total is None else total
+    data_parts = count - 1 if metadata_only else count
+    shares = [names[i::data_parts] for i in range(data_parts)]
+    if metadata_only:
+        shares.insert(0, [])
+    parts = []
+    for number, share in enumerate(shares):
+        keys = [
+            key_value("split.no", 2, struct.pack("<H", number)),
+            key_value("split.count", 2, struct.pack("<H", count)),
+            key_value("split.tensors.count", 5, struct.pack("<i", held)),
+        ]
+        if number == 0:
+            keys += [
+                text("general.architecture", "llama"),
+                u32("llama.block_count", 4),
+                u32("llama.context_length", 64),
+                u32("llama.embedding_length", 8),
+                u32("llama.attention.head_count", 2),
+            ]
+        rows = [
+            tensor(name, (8, 8) if "norm" not in name else (8,), 0, 256 * i) for i, name in enumerate(share)
+        ]
+        data = b"".join(name.encode().ljust(256, b".") for name in share)
+        parts.append(gguf_file(keys, rows, data))
+    return parts
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("SWACTOR_CACHE_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture
+def nginx(tmp_path):
+    """Serves the folder `served`."""
+    root, folder = tmp_path / "served", tmp_path / "nginx"
+    root.mkdir()
+    folder.mkdir()
+    server = Nginx(root, folder)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def misbehaving():
+    server = Misbehaving()
+    yield server
+    server.stop()
+
+
 @pytest.fixture(scope="session")
 def raw():
     """The builders above."""
@@ -115,6 +196,8 @@ def raw():
         tensor=tensor,
         file=gguf_file,
         small_model=small_model,
+        large_model=large_model,
+        split_model=split_model,
     )
 
 

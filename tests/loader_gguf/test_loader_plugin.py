@@ -9,7 +9,7 @@ import pytest
 from swactor_core.checks import CheckStatus
 from swactor_core.plugins import PluginState, load_plugins
 from swactor_core.spi.provider import Kind
-from swactor_loader_gguf import plugin, sources
+from swactor_loader_gguf import cache, plugin
 
 
 def test_the_entry_point_registers_the_loader():
@@ -50,7 +50,7 @@ def checks():
 
 def test_doctor_finds_this_machine_well(checks, monkeypatch, tmp_path):
     monkeypatch.setenv("SWACTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(sources, "free_bytes", lambda folder: 1 << 40)
+    monkeypatch.setattr(cache, "free_bytes", lambda folder: 1 << 40)
     assert {name: check.run().status for name, check in checks.items()} == {
         "gguf.tokenizers": CheckStatus.OK,
         "gguf.cache": CheckStatus.OK,
@@ -59,7 +59,7 @@ def test_doctor_finds_this_machine_well(checks, monkeypatch, tmp_path):
 
 def test_doctor_sees_a_full_disk_and_a_cache_that_cannot_be_written(checks, monkeypatch, tmp_path):
     monkeypatch.setenv("SWACTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(sources, "free_bytes", lambda folder: 1 << 20)
+    monkeypatch.setattr(cache, "free_bytes", lambda folder: 1 << 20)
     result = checks["gguf.cache"].run()
     assert (result.status, "1 MiB free" in result.detail) == (CheckStatus.WARN, True)
     (tmp_path / "file").write_bytes(b"")

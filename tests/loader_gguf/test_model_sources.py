@@ -177,7 +177,10 @@ def test_a_device_is_no_model():
     assert "is not a regular file" in refused("/dev/null").message
 
 
-@pytest.mark.parametrize("name", ["", "a\0b", "x" * 5000, "https://host.test/m.gguf", "hf:owner/repo/m.gguf"])
+@pytest.mark.parametrize(
+    "name",
+    ["", "a\0b", "x" * 5000, "ftp://host.test/m.gguf", "hf:owner/m.gguf", "hf:o/r/../m.gguf", "hf:o/r/m.bin"],
+)
 def test_names_that_are_none(name):
     refused(name)
 

@@ -1,5 +1,5 @@
-"""pretokenizers.py against llama.cpp's own cutting code (`unicode_regex_split` of 0.3.36's vendored source, run
-over random texts with each family's expressions; tests/data/tokenize/pre_tokenizers.json)."""
+"""pretokenizers.py against llama.cpp itself: what its `unicode_regex_split` gave over random texts
+with each family's expressions (tests/data/tokenize/pre_tokenizers.json)."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,7 +52,7 @@ def plainly(symbols, scores):
     while True:
         pairs = [
             (-scores[left + right], at)
-            for at, (left, right) in enumerate(zip(symbols, symbols[1:], strict=False))
+            for at, (left, right) in enumerate(pairwise(symbols))
             if left + right in scores
         ]
         if not pairs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -128,7 +129,8 @@ def test_a_device_that_cannot_be_had_is_told_with_its_remedy_before_any_weight_i
     assert {"no-clang": "clang", "wrong-device": "TOASTER", "device-without-driver": "QCOM"}[what] in line
     if what == "no-clang":
         assert "apt-get install clang" in started.err
-    assert line.startswith("error: WorkerFatal seen by GpuWorkerCtl: ")
+    said = r"error: WorkerFatal \(BackendInitFailed\) seen by GpuWorkerCtl on node [0-9a-f]{16}: "
+    assert re.match(said, line)
     assert line.count("seen by") == 1, "one typed line, not a line in a line"
     assert result["fault"]["reason"] == "WorkerFatal"
     assert "node_faulted" in names

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import random
+import secrets
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import event_checker
 from swactor_core.config import PluginChoice
@@ -18,12 +22,17 @@ from swactor_core.orchestrator.session import LocalSession
 from swactor_core.plan import GgufSource
 from swactor_core.plugins import Plugins
 from swactor_core.spi.provider import Kind
+from swactor_testing import virtual_time
 from swactor_testing.echo import reference_tokens
 from swactor_testing.static import CLUSTERS, StaticCluster
 
 MOCKS = PluginChoice(transport="memory", membership="static", worker="echo", loader="synthetic", arena="heap")
 PROMPT = "hello"
 LONGEST = 20.0
+PATIENCE = 1500.0
+"""Virtual seconds of a whole session, at most: a run may take 900 s to its barrier."""
+TEARDOWN = 15.5
+"""Virtual seconds from an outcome to the end of its teardown, at most (`RunBounds.teardown`)."""
 
 
 class Script(RunListener):
@@ -62,8 +71,15 @@ class MockRun:
     pool_deadline: float = 10.0
     at: RunState | int | None = None
     act: Callable[[MockRun], None] = lambda run: None
+    at_event: int | None = None
+    """Calls `act` right after the event of this number was seen; before the run itself for -1."""
+    seed: int | None = None
+    """Of keys and ids; by chance for None."""
+    prefill_chunk: int = 32
     session_options: dict[str, Any] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
+    moments: list[float] = field(default_factory=list)
+    """The loop's time of each event."""
 
     session: LocalSession = field(init=False)
     result: RunResult = field(init=False)
@@ -72,22 +88,37 @@ class MockRun:
     async def go(self) -> RunResult:
         """The whole run, session up and down. Whatever its end, it ends in order: one outcome, every lease
         given back, every actor stopped, nothing unproven."""
-        request = self._request()
-        self.session = LocalSession(
-            self.plugins,
-            self.choice,
-            nodes=self.nodes,
-            objects=True,
-            sinks=(self.events.append,),
-            **self.session_options,
-        )
-        self.session._pool = PoolBounds(convergence_window=0.05, deadline=self.pool_deadline)
-        script = Script(self.at, lambda: self.act(self))
-        async with asyncio.timeout(LONGEST):
-            async with self.session:
-                self.result = await self.session.run(request, listener=script)
+        with seeded(self.seed):
+            request = self._request()
+            self.session = LocalSession(
+                self.plugins,
+                self.choice,
+                nodes=self.nodes,
+                objects=True,
+                sinks=(self._seen,),
+                **self.session_options,
+            )
+            self.session._pool = PoolBounds(convergence_window=0.05, deadline=self.pool_deadline)
+            script = Script(self.at, lambda: self.act(self))
+            virtual = isinstance(asyncio.get_running_loop(), virtual_time.VirtualTimeLoop)
+            async with asyncio.timeout(PATIENCE if virtual else LONGEST):
+                async with self.session:
+                    if self.at_event == -1:
+                        self.act(self)
+                    self.result = await self.session.run(request, listener=script)
         assert script.done or self.at is None, f"the run never came to {self.at}"
         return self.result
+
+    def play(self) -> RunResult:
+        """`go` in virtual time, of a test that is no coroutine."""
+        return virtual_time.run(self.go(), bound=PATIENCE)
+
+    def _seen(self, event: dict[str, Any]) -> None:
+        loop = asyncio.get_running_loop()
+        self.events.append(event)
+        self.moments.append(loop.time())
+        if self.at_event == len(self.events) - 1:
+            loop.call_soon(self.act, self)
 
     def _request(self) -> RunRequest:
         model = self.plugins.select(Kind.LOADER, self.choice.loader).factory().open(self.model)
@@ -108,6 +139,7 @@ class MockRun:
             token_count=facts.vocab_size,
             bounds=self.bounds,
             ring_capacity=self.ring_capacity,
+            prefill_chunk=self.prefill_chunk,
         )
 
     # parts
@@ -135,14 +167,22 @@ class MockRun:
     def names(self) -> list[str]:
         return [event["event"] for event in self.events]
 
-    def check(self, *, killed: tuple[NodeId, ...] = ()) -> None:
+    def check(self, *, killed: tuple[NodeId, ...] = (), unproven: bool = False) -> None:
         """The event stream keeps its contract, nothing is leased and no actor lives."""
-        event_checker.check(self.events, killed_nodes=[f"{node_id:016x}" for node_id in killed])
+        killed_names = [f"{node_id:016x}" for node_id in killed]
+        event_checker.check(self.events, killed_nodes=killed_names, unproven=unproven)
         for part in (self.session.orchestrator, *self.pool):
             assert part.data_plane.leased == 0, f"node {part.node_id:016x} has leases"
             assert not part.system._mailboxes
             assert not part.system._tasks
             assert part.data_plane.arena.arena is None
+
+    def check_bounds(self) -> None:
+        """The teardown took no longer than it may."""
+        names = self.names()
+        begun = next(i for i, name in enumerate(names) if name in event_checker.OUTCOMES)
+        took = self.moments[names.index("run_torn_down")] - self.moments[begun]
+        assert took <= TEARDOWN, f"teardown took {took:g} s"
 
     def check_fault(self, *reasons: str, killed: tuple[NodeId, ...] = ()) -> None:
         """One outcome, faulted, for one of the reasons, in result and events alike."""
@@ -156,3 +196,19 @@ class MockRun:
         if not killed:
             assert self.result.unproven == ()
         self.check(killed=killed)
+
+
+@contextlib.contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Keys and ids of a session by chance of this seed, so that a run can be had again as it was."""
+    if seed is None:
+        yield
+        return
+    chance = random.Random(seed)
+    with mock.patch.multiple(
+        secrets,
+        token_bytes=lambda count=32: chance.randbytes(count),
+        token_hex=lambda count=32: chance.randbytes(count).hex(),
+        randbits=chance.getrandbits,
+    ):
+        yield

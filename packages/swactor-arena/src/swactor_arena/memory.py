@@ -15,11 +15,13 @@ from pathlib import Path
 
 from swactor_core.errors import ResourceError
 
-from swactor_arena._native import lib
+from swactor_arena._native import ffi, lib
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MEMORY_HINT = "lower the arena ceiling or the ring capacities, or free memory on this machine"
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
+_ATTEMPTS = 64
+_PUNCH = lib.FALLOC_FL_PUNCH_HOLE | lib.FALLOC_FL_KEEP_SIZE
 
 
 def create_memory(ceiling: int) -> int:
@@ -85,16 +87,27 @@ def reserve(fd: int, offset: int, length: int) -> None:
         raise ResourceError(
             f"a ring of {length} bytes, {available} bytes of memory are left", hint=_MEMORY_HINT
         )
-    code = lib.swactor_pages_reserve(fd, offset, length)
+    code = _allocate(fd, 0, offset, length)
     if code != 0:
         raise ResourceError(f"pages for a ring of {length} bytes: {os.strerror(code)}", hint=_MEMORY_HINT)
 
 
 def discard(fd: int, offset: int, length: int) -> None:
     """Frees the whole pages of a range and zeroes the rest of it. Raises ResourceError."""
-    code = lib.swactor_pages_discard(fd, offset, length)
+    code = _allocate(fd, _PUNCH, offset, length)
     if code != 0:
         raise ResourceError(f"pages at {offset} cannot be given back: {os.strerror(code)}")
+
+
+def _allocate(fd: int, mode: int, offset: int, length: int) -> int:
+    """fallocate(2): 0 or an errno. tmpfs undoes an interrupted allocation, so a process that gets signals all
+    the time must not try for ever, which os.posix_fallocate does."""
+    for _ in range(_ATTEMPTS):
+        if lib.fallocate(fd, mode, offset, length) == 0:
+            return 0
+        if ffi.errno != errno.EINTR:
+            return ffi.errno
+    return errno.EINTR
 
 
 def available_memory() -> int | None:

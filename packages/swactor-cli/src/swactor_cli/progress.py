@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from swactor_core.machines.pool import ReportPool
-from swactor_core.machines.run import RunState
+from swactor_core.machines.run_effects import RunState
 from swactor_core.messages import StageProgress
 from swactor_core.orchestrator.orchestrator import RunListener
 from swactor_core.spi.loader import TextStream

@@ -6,7 +6,7 @@ reason enum (`faults.py`).
 
 from __future__ import annotations
 
-from swactor_core.faults import RingFaultReason
+from swactor_core.faults import ModelFailure, RingFaultReason
 
 
 class SwactorError(Exception):
@@ -27,7 +27,12 @@ class ConfigError(UsageError):
 
 
 class ModelError(UsageError):
-    """A model cannot be found, read, or is not supported; the message names file and field."""
+    """A model cannot be found, read, or is not supported; the message names file and field. `cause` goes into
+    a fault."""
+
+    def __init__(self, message: str, *, hint: str = "", cause: ModelFailure = ModelFailure.REFUSED) -> None:
+        super().__init__(message, hint=hint)
+        self.cause = cause
 
 
 class PluginError(SwactorError):

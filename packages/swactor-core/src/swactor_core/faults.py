@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
-from swactor_core.ids import EdgeId, NodeId, RingId, StageIndex
+from swactor_core.ids import EdgeId, NodeId, RingId, StageIndex, node_hex
 
 
 class RingFaultReason(StrEnum):
@@ -64,6 +65,24 @@ class RoleFailure(StrEnum):
     WEIGHTS_UNREADABLE = "WeightsUnreadable"
     DEVICE_OUT_OF_MEMORY = "DeviceOutOfMemory"
     BACKEND_ERROR = "BackendError"
+
+
+class ModelFailure(StrEnum):
+    """Why a model's bytes cannot be had or are not what they should be (spec section 15); the cause of a
+    `WeightLoadFailed`."""
+
+    REFUSED = "ModelRefused"
+    NOT_FOUND = "ModelNotFound"
+    ACCESS_DENIED = "ModelAccessDenied"
+    SOURCE_UNREACHABLE = "ModelSourceUnreachable"
+    RANGES_UNSUPPORTED = "ModelRangesUnsupported"
+    CONTENT_CHANGED = "ModelContentChanged"
+    CHECKSUM_MISMATCH = "ModelChecksumMismatch"
+    DISK_FULL = "ModelDiskFull"
+    CACHE_UNUSABLE = "ModelCacheUnusable"
+    MALFORMED = "ModelMalformed"
+    PARTS_INVALID = "ModelPartsInvalid"
+    DIFFERENT_FILE = "ModelDifferentFile"
 
 
 class ReleaseFailure(StrEnum):
@@ -164,13 +183,66 @@ class Fault:
     edge_id: EdgeId | None = None
     ring_id: RingId | None = None
 
+    def fields(self) -> dict[str, Any]:
+        """Of an event that records it (spec section 40)."""
+        return {
+            "reason": str(self.reason),
+            "component": str(self.component),
+            "cause": self.cause,
+            "detail": self.detail,
+            "stage_index": self.stage_index,
+        }
+
     def line(self) -> str:
         """The one typed line an operator reads."""
-        where = "" if self.stage_index is None else f" at stage {self.stage_index}"
         cause = f" ({self.cause})" if self.cause else ""
-        detail = f": {self.detail}" if self.detail else ""
-        return f"{self.reason}{cause} seen by {self.component}{where}{detail}"
+        detail = f": {' '.join(self.detail.split())}" if self.detail else ""
+        return f"{self.reason}{cause} seen by {self.component}{self._where()}{detail}"
 
+    def _where(self) -> str:
+        known = (
+            "" if self.stage_index is None else f" at stage {self.stage_index}",
+            "" if self.node_id is None else f" on node {node_hex(self.node_id)}",
+            "" if self.edge_id is None else f" of edge {self.edge_id}",
+        )
+        return "".join(known)
+
+    @property
+    def remedy(self) -> str:
+        """What an operator can do about it, one line."""
+        return REMEDIES[self.reason]
+
+
+_DEFECT = "this is a defect of swactor or of a plug-in: report it with the file of `--events FILE`"
+_NETWORK = "check the node before this edge and the network between them, then run again"
+
+REMEDIES: dict[FaultReason, str] = {
+    FaultReason.NODE_UNAVAILABLE: "look at what that node said last, start it again, then run again",
+    FaultReason.MEMBERSHIP_LOST: "check that node and the network to it, then run again",
+    FaultReason.POOL_TIMEOUT: "start the nodes that are waited for, or run without them",
+    FaultReason.PROVISIONING_REJECTED: "wait for the end of the other run, or take other nodes",
+    FaultReason.PLAN_INVALID: "change the number of nodes, the model or the run's options, then run again",
+    FaultReason.ARENA_BOOT_FAILED: "give the node's arena fewer bytes, or the machine more shared memory",
+    FaultReason.RING_REQUEST_TOO_LARGE: "give the nodes larger arenas, or ask for smaller rings",
+    FaultReason.ARENA_PRESSURE_TIMEOUT: "give the nodes larger arenas, or wait for the end of other runs",
+    FaultReason.WEIGHT_LOAD_FAILED: "check that this node has the same readable model file as all others",
+    FaultReason.EDGE_ESTABLISHMENT_FAILED: "check that the nodes reach each other at the addresses they give",
+    FaultReason.MALFORMED_OBJECT_HEADER: _DEFECT,
+    FaultReason.EOF_MID_OBJECT: _NETWORK,
+    FaultReason.STREAM_FAULT: _NETWORK,
+    FaultReason.PUMP_FAILURE: _DEFECT,
+    FaultReason.RING_FAULT: _DEFECT,
+    FaultReason.WORKER_FATAL: "`swactor-cli doctor` on that node says what its worker lacks",
+    FaultReason.WORKER_CRASHED: "look at that node's log for its worker's last words; often memory is short",
+    FaultReason.DEVICE_OUT_OF_MEMORY: "take more nodes, a smaller quantisation, or ask for fewer tokens",
+    FaultReason.DEVICE_COPY_FAILED: "check the device of that node: `swactor-cli doctor`",
+    FaultReason.SEQUENCE_VIOLATION: _DEFECT,
+    FaultReason.STEP_FAILED: "look at that node's log for what its worker says of the step",
+    FaultReason.READINESS_TIMEOUT: "look at the logs of what was not ready; large models need fast disks",
+    FaultReason.EXECUTION_TIMEOUT: "allow a token more time (--token-timeout), or find the node that hangs",
+    FaultReason.TEARDOWN_TIMEOUT: "restart what did not stop: its memory is not used again before",
+    FaultReason.INTERNAL: _DEFECT,
+}
 
 OBJECT_FAULTS: dict[ObjectFailure, FaultReason] = {
     ObjectFailure.HEADER_MALFORMED: FaultReason.MALFORMED_OBJECT_HEADER,
@@ -189,6 +261,7 @@ RING_FAULTS: dict[RingFaultReason, FaultReason] = {
     RingFaultReason.SEQUENCE_VIOLATION: FaultReason.SEQUENCE_VIOLATION,
     RingFaultReason.HEADER_MALFORMED: FaultReason.MALFORMED_OBJECT_HEADER,
     RingFaultReason.WORKER_PROCESS_EXITED: FaultReason.WORKER_CRASHED,
+    RingFaultReason.WORKER_INTERNAL: FaultReason.WORKER_CRASHED,
 }
 
 STREAM_FAULTS: dict[StreamFaultReason, FaultReason] = {

@@ -27,13 +27,13 @@ from typing import IO, BinaryIO
 from swactor_core.errors import ModelError
 
 from swactor_loader_gguf.pip_settings import uv_environment
+from swactor_loader_gguf.sparse import ROOM
 
 _CHUNK = 1 << 20
 _POLL_S = 0.2
 _TERMINATE_S = 2.0
 # RuntimeError: a member that is encrypted or packed in a way that zipfile does not know.
 _DAMAGED = (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, RuntimeError, zlib.error, lzma.LZMAError)
-ROOM = "free some space, or set SWACTOR_CACHE_DIR to another disk"
 _FULL = "no space left on the disk"
 _NETWORK = "check the network and the index that pip is configured for, or give the path of a .gguf file"
 

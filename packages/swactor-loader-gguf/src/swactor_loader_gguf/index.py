@@ -5,6 +5,8 @@ vocabularies are read through the typed getters by others. The file is hostile u
 length is compared with the bytes that are left before anything is allocated, products are Python integers,
 and arrays are walked, never decoded, until someone asks. Every error is a ModelError with field and offset.
 
+A file that is still on its way is read like one that is here: `Contents.need` is asked before every step.
+
 Format: the GGUF specification in ggml's `docs/gguf.md`.
 """
 
@@ -19,9 +21,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
 from operator import itemgetter
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from swactor_core.errors import ModelError
+from swactor_core.faults import ModelFailure
 from swactor_core.specs import align_up
 
 from swactor_loader_gguf.ggml_types import ggml_type, type_name
@@ -92,8 +95,9 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One row of the tensor table. `offset` is absolute; `nbytes` is None for a type without known layout,
-    whose extent then is at most `room`, the bytes up to the next tensor or the end of the file."""
+    """One row of the tensor table. `offset` is absolute in the file at `path`; `nbytes` is None for a type
+    without known layout, whose extent then is at most `room`, the bytes up to the next tensor or the end of
+    the file."""
 
     name: str
     ggml_type: int
@@ -101,21 +105,41 @@ class TensorEntry:
     offset: int
     nbytes: int | None
     room: int
+    path: str
 
     @property
     def stored_bytes(self) -> int:
         return self.room if self.nbytes is None else self.nbytes
 
 
+class Contents(Protocol):
+    """The bytes of a file that may still be on their way into the local file `path` of `size` bytes. People
+    know it by `name`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    def need(self, end: int) -> int:
+        """Makes the first `end` bytes readable, or all there are; returns how many bytes from the beginning
+        on are. Raises ModelError."""
+
+
 class GgufIndex:
-    """The index of the file at `path`, over a read-only map that lives until `close`.
+    """The index of the file at `path`, over a read-only map that lives until `close`; `contents` brings the
+    bytes of a file that is not whole yet.
 
     Raises ModelError, naming field and byte offset, for whatever is not a whole GGUF file of version 2 or 3.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, contents: Contents | None = None) -> None:
         self.path = os.path.abspath(path)
+        self.name = self.path if contents is None else contents.name
+        self._contents = contents
         self._map, self.file_bytes = _map_file(self.path)
+        self._readable = self.file_bytes if contents is None else 0
         self._position = 0
         self._strings_left = MAX_STRINGS
         self.entries: dict[str, Entry] = {}
@@ -133,8 +157,9 @@ class GgufIndex:
     def fail(self, message: str, offset: int, *, hint: str = "") -> NoReturn:
         """Raises the ModelError that names this file and the byte."""
         raise ModelError(
-            f"{self.path}: {message} (at byte {offset})",
+            f"{self.name}: {message} (at byte {offset})",
             hint=hint or "the file is damaged or is not a GGUF model; fetch it again",
+            cause=ModelFailure.MALFORMED,
         )
 
     # reading: one pass from the magic to the end of the tensor table
@@ -145,7 +170,14 @@ class GgufIndex:
         if nbytes > left:
             self.fail(f"{field} needs {nbytes} bytes and the file has {left} left", start)
         self._position = start + nbytes
+        if self._position > self._readable:
+            self._need(self._position)
         return start
+
+    def _need(self, end: int) -> None:
+        """Waits for the bytes before `end` of a file that is on its way."""
+        if self._contents is not None:
+            self._readable = self._contents.need(end)
 
     def _u32(self, field: str) -> int:
         return int(_U32.unpack_from(self._map, self._take(4, field))[0])
@@ -254,16 +286,22 @@ class GgufIndex:
             self.fail(f"{key!r} has {count} strings, too many for one file", position)
         self._strings_left -= count
         unpack = _U64.unpack_from
-        last = end - 8
+        self._need(min(position + count * 8, end))
+        last = self._readable - 8
         for number in range(count):
             if position > last:
-                self.fail(f"{key!r} ends inside the length of string {number} of {count}", position)
+                if position > end - 8:
+                    self.fail(f"{key!r} ends inside the length of string {number} of {count}", position)
+                self._need(position + 8)
+                last = self._readable - 8
             position += 8 + unpack(data, position)[0]
             if position > end:
                 self.fail(
                     f"string {number} of {key!r} is longer than the file", position if position < end else end
                 )
         self._position = position
+        if position > self._readable:
+            self._need(position)
 
     def _alignment(self) -> int:
         entry = self.entries.get("general.alignment")
@@ -299,7 +337,7 @@ class GgufIndex:
                 f"{name!r} is {kind.name} and its rows of {dims[0]} are not a multiple of {kind.block}", start
             )
         # Claims the name; `_place_tensors` knows the data's beginning and puts the row in.
-        self.tensors[name] = TensorEntry(name, kind_number, dims, offset, None, 0)
+        self.tensors[name] = TensorEntry(name, kind_number, dims, offset, None, 0, self.path)
         return name, kind_number, dims, offset, at
 
     def _place_tensors(self, table: list[tuple[str, int, tuple[int, ...], int, int]]) -> None:
@@ -324,7 +362,9 @@ class GgufIndex:
                 self.fail(f"tensors {name!r} and {other!r} overlap", at)
         for (start, nbytes, _, name), end in zip(placed, ends, strict=True):
             row = self.tensors[name]
-            self.tensors[name] = TensorEntry(name, row.ggml_type, row.dims, start, nbytes, end - start)
+            self.tensors[name] = TensorEntry(
+                name, row.ggml_type, row.dims, start, nbytes, end - start, self.path
+            )
 
     # typed access
 
@@ -447,7 +487,12 @@ def _map_file(path: str) -> tuple[mmap.mmap, int]:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ModelError(f"cannot open the model {path!r}: {reason}", hint="check the path") from error
+        missing = isinstance(error, FileNotFoundError)
+        raise ModelError(
+            f"cannot open the model {path!r}: {reason}",
+            hint="check the path",
+            cause=ModelFailure.NOT_FOUND if missing else ModelFailure.ACCESS_DENIED,
+        ) from error
     try:
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode):
@@ -455,7 +500,11 @@ def _map_file(path: str) -> tuple[mmap.mmap, int]:
                 f"the model {path!r} is not a regular file", hint="give the path of a .gguf file"
             )
         if info.st_size == 0:
-            raise ModelError(f"{path}: the file is empty (at byte 0)", hint="fetch it again")
+            raise ModelError(
+                f"{path}: the file is empty (at byte 0)",
+                hint="fetch it again",
+                cause=ModelFailure.MALFORMED,
+            )
         try:
             return mmap.mmap(descriptor, info.st_size, access=mmap.ACCESS_READ), info.st_size
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The loader part (spec section 15): a model's name to a local path, a path to a Model.
+"""The loader part (spec section 15): a model's name to what can be opened, and that to a Model.
 
 Knows nothing but its two halves, `sources` and `model`.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from swactor_core.spi.loader import Model
 
 from swactor_loader_gguf.model import GgufModel
-from swactor_loader_gguf.sources import resolve
+from swactor_loader_gguf.sources import open_files, resolve
 
 
 class GgufLoader:
@@ -19,5 +19,5 @@ class GgufLoader:
     def resolve(self, name: str, progress: Callable[[int, int], None] | None = None) -> str:
         return resolve(name, progress=progress)
 
-    def open(self, path: str) -> Model:
-        return GgufModel(path)
+    def open(self, name: str) -> Model:
+        return GgufModel(name, open_files(name))

@@ -13,8 +13,10 @@ from functools import cached_property
 from swactor_core.errors import ModelError
 from swactor_core.spi.loader import ModelFacts, Scalar, StageManifest, TensorRef, Tokenizer
 
+from swactor_loader_gguf.cache import Progress, silent
 from swactor_loader_gguf.ggml_types import type_name
-from swactor_loader_gguf.index import GgufIndex, TensorEntry, ValueType
+from swactor_loader_gguf.index import TensorEntry, ValueType
+from swactor_loader_gguf.parts import ModelFiles
 
 EMBEDDING = "token_embd.weight"
 OUTPUT_NORM = "output_norm.weight"
@@ -35,28 +37,30 @@ _MAX_CONTEXT = 1 << 31
 class GgufModel:
     """Implements `swactor_core.spi.loader.Model`. `facts` and `manifest` raise ModelError, see the SPI."""
 
-    def __init__(self, path: str) -> None:
-        self.index = GgufIndex(path)
+    def __init__(self, path: str, files: ModelFiles | None = None) -> None:
+        self.files = files or ModelFiles(path)
+        self.index = self.files.first
+        self._tokenizers: dict[str | None, Tokenizer] = {}
 
     def close(self) -> None:
-        self.index.close()
+        self.files.close()
 
     def digest(self) -> str:
         return self._digest
 
     @cached_property
     def _digest(self) -> str:
-        return self.index.digest()
+        return self.files.digest()
+
+    def to_fetch(self, layer_start: int, layer_end_exclusive: int) -> int:
+        return self.files.to_fetch(self.manifest(layer_start, layer_end_exclusive).tensors)
+
+    def fetch(self, layer_start: int, layer_end_exclusive: int, *, progress: Progress | None = None) -> None:
+        self.files.fetch(self.manifest(layer_start, layer_end_exclusive).tensors, progress or silent)
 
     @cached_property
     def _architecture(self) -> str:
         index = self.index
-        if index.integer("split.count", 0, 1 << 16, default=1) > 1:
-            index.fail(
-                "the model is one part of a split file",
-                0,
-                hint="merge the parts with llama-gguf-split --merge",
-            )
         name = index.text("general.architecture")
         if not re.fullmatch(r"[a-z0-9_.-]{1,64}", name):
             index.fail(f"general.architecture is {name!r}", index.entries["general.architecture"].offset)
@@ -74,7 +78,7 @@ class GgufModel:
     def _by_layer(self) -> dict[int | None, list[TensorEntry]]:
         """Tensors by global layer index, in file order; None holds those outside the blocks."""
         groups: dict[int | None, list[TensorEntry]] = {None: []}
-        for tensor in self.index.tensors.values():
+        for tensor in self.files.tensors.values():
             match = _BLOCK.match(tensor.name)
             groups.setdefault(int(match[1]) if match else None, []).append(tensor)
         for layer in range(self._num_layers):
@@ -99,7 +103,7 @@ class GgufModel:
         return result
 
     def _required(self, name: str) -> TensorEntry:
-        tensor = self.index.tensors.get(name)
+        tensor = self.files.tensors.get(name)
         if tensor is None:
             self.index.fail(
                 f"tensor {name!r} is missing",
@@ -110,7 +114,7 @@ class GgufModel:
 
     @property
     def _head(self) -> TensorEntry:
-        return self.index.tensors.get(OUTPUT) or self._required(EMBEDDING)
+        return self.files.tensors.get(OUTPUT) or self._required(EMBEDDING)
 
     @cached_property
     def _hidden_dim(self) -> int:
@@ -159,11 +163,12 @@ class GgufModel:
             layer_bytes=tuple(sum(t.stored_bytes for t in groups[i]) for i in range(layers)),
             embedding_bytes=sum(t.stored_bytes for t in groups[None] if t.name.startswith(_FIRST_STAGE)),
             head_bytes=norm + head.stored_bytes,
-            tied_head=OUTPUT not in index.tensors,
+            tied_head=OUTPUT not in self.files.tensors,
             kv_bytes_per_token=self._kv_bytes_per_token(),
-            type_names=tuple(sorted({type_name(t.ggml_type) for t in index.tensors.values()})),
+            type_names=tuple(sorted({type_name(t.ggml_type) for t in self.files.tensors.values()})),
             has_vocabulary=self._token_count > 0,
-            file_bytes=index.file_bytes,
+            file_bytes=self.files.file_bytes,
+            header_bytes=self.files.header_bytes,
             metadata=self._metadata,
         )
 
@@ -197,7 +202,7 @@ class GgufModel:
             hidden_dim=self._hidden_dim,
             vocab_size=self._head.dims[1],
             token_count=self._token_count,
-            tied_head=OUTPUT not in self.index.tensors,
+            tied_head=OUTPUT not in self.files.tensors,
             tensors=tuple(self._ref(t) for t in tensors),
         )
 
@@ -218,10 +223,12 @@ class GgufModel:
                 hint="use the model in another quantisation, such as Q4_K_M or Q8_0",
             )
         return TensorRef(
-            tensor.name, tensor.ggml_type, kind, tensor.dims, self.index.path, tensor.offset, tensor.nbytes
+            tensor.name, tensor.ggml_type, kind, tensor.dims, tensor.path, tensor.offset, tensor.nbytes
         )
 
     def tokenizer(self, *, pre: str | None = None) -> Tokenizer:
         from swactor_loader_gguf.tokenizer import GgufTokenizer
 
-        return GgufTokenizer(self.index, pre=pre)
+        if pre not in self._tokenizers:
+            self._tokenizers[pre] = GgufTokenizer(self.index, pre=pre)
+        return self._tokenizers[pre]

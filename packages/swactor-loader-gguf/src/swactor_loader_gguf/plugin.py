@@ -40,7 +40,8 @@ def _check_tokenizers() -> CheckResult:
 def _check_cache() -> CheckResult:
     from swactor_core.errors import ModelError
 
-    from swactor_loader_gguf.sources import DEMO_BYTES, cache_directory, free_bytes, prepare_cache
+    from swactor_loader_gguf.cache import cache_directory, free_bytes, prepare_cache
+    from swactor_loader_gguf.sources import DEMO_BYTES
 
     folder = cache_directory()
     try:

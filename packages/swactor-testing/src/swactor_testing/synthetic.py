@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import PurePosixPath
 
-from swactor_core.errors import ModelError
+from swactor_core.errors import ModelError, UsageError
 from swactor_core.spi.loader import ModelFacts, StageManifest
 
 ARCHITECTURE = "synthetic"
@@ -111,7 +111,21 @@ class SyntheticModel:
             tensors=(),
         )
 
-    def tokenizer(self) -> SyntheticTokenizer:
+    def to_fetch(self, layer_start: int, layer_end_exclusive: int) -> int:
+        return 0
+
+    def fetch(
+        self,
+        layer_start: int,
+        layer_end_exclusive: int,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """There is nothing to fetch."""
+
+    def tokenizer(self, *, pre: str | None = None) -> SyntheticTokenizer:
+        if pre is not None:
+            raise UsageError("a synthetic vocabulary has no pre-tokenizer", hint="leave --pre out")
         return SyntheticTokenizer(self._seed)
 
     def close(self) -> None:
@@ -126,8 +140,8 @@ class SyntheticLoader:
         self._seed(name)
         return name
 
-    def open(self, path: str) -> SyntheticModel:
-        return SyntheticModel(self._seed(path))
+    def open(self, name: str) -> SyntheticModel:
+        return SyntheticModel(self._seed(name))
 
     @staticmethod
     def _seed(name: str) -> str:

@@ -71,11 +71,25 @@ class QuicSendEdge:
             await self._room_made.wait()
             self._turn = 0
             self._check()
+        return self._accept(view, room)
+
+    def offer(self, view: memoryview) -> int:
+        self._check()
+        room = self.room()
+        if room <= 0:
+            self._link.blocked.add(self)
+            return 0
+        return self._accept(view, room)
+
+    def _accept(self, view: memoryview, room: int) -> int:
         data = view if view.format == "B" and view.ndim == 1 else view.cast("B")
         count = min(room, len(data))
         self._link.send(self._half.stream_id, data[:count])
         self._turn += count
         return count
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        self._room_made.watcher = wake
 
     async def finish(self) -> None:
         if self._finished or self._closed or self._broken:
@@ -159,18 +173,25 @@ class QuicRecvEdge:
     async def read_into(self, view: memoryview) -> int:
         if not view.nbytes:
             raise ValueError("read_into needs room for at least one byte")
-        while True:
-            if self._stopped:
-                raise EdgeClosed(f"edge {self.edge_id} was already stopped")
-            if self._reset:
-                raise EdgeBroken(f"edge {self.edge_id}: {self._broken}")
-            if self._chunks:
-                return self._take(view if view.format == "B" and view.ndim == 1 else view.cast("B"))
-            if self._end:
-                return 0
-            if self._broken:
-                raise EdgeBroken(f"edge {self.edge_id}: {self._broken}")
+        while (count := self.take(view)) is None:
             await self._arrived.wait()
+        return count
+
+    def take(self, view: memoryview) -> int | None:
+        if self._stopped:
+            raise EdgeClosed(f"edge {self.edge_id} was already stopped")
+        if self._reset:
+            raise EdgeBroken(f"edge {self.edge_id}: {self._broken}")
+        if self._chunks:
+            return self._take(view if view.format == "B" and view.ndim == 1 else view.cast("B"))
+        if self._end:
+            return 0
+        if self._broken:
+            raise EdgeBroken(f"edge {self.edge_id}: {self._broken}")
+        return None
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        self._arrived.watcher = wake
 
     def _take(self, view: memoryview) -> int:
         taken, room = 0, len(view)
@@ -210,7 +231,7 @@ class QuicRecvEdge:
             self._leave()
         else:
             self._advertise()
-        self._arrived.fire()
+        self._link.blocked.add(self)  # whoever reads hears of it once for the whole batch
 
     def reset(self) -> None:
         self._reset = True
@@ -228,7 +249,8 @@ class QuicRecvEdge:
         self._arrived.fire()
 
     def poke(self) -> None:
-        pass
+        self._link.blocked.discard(self)
+        self._arrived.fire()
 
 
 EdgeAccept = Callable[[Link, int, EdgeId], QuicRecvEdge | None]

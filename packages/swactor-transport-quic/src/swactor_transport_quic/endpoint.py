@@ -13,24 +13,20 @@ import logging
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from swactor_core.errors import ResourceError
-
 from swactor_transport_quic.admission import Admission, Admitted, Reply
-from swactor_transport_quic.link import Address, Alpn, Link, LinkState
+from swactor_transport_quic.link import Alpn, Link, LinkState
 from swactor_transport_quic.settings import QuicSettings
+from swactor_transport_quic.udp import Address, Receiver, open_udp, run_length, send_run
 
 logger = logging.getLogger(__name__)
 
 CONNECTION_ID_BYTES = 8
 _BATCH = 64
 """Datagrams read in one wake-up before links are pumped."""
-_LARGEST_READ = 16_384
 _LONG_HEADER = 0x80
-_IP_RECVERR = 11  # linux/in.h
-_IPV6_RECVERR = 25  # linux/in6.h
 _FAREWELLS_KEPT = 128
 _FAREWELL_REPLIES = 3
 
@@ -50,6 +46,7 @@ class Endpoint:
         self._settings = settings
         self._accept = accept
         self._socket: socket.socket | None = None
+        self._receiver: Receiver
         self._links_by_id: dict[bytes, Link] = {}
         self._ids_of: dict[Link, set[bytes]] = {}
         self._farewells: dict[bytes, _Farewell] = {}
@@ -59,37 +56,15 @@ class Endpoint:
         self._refused: set[Address] = set()
         self._refused_handle: asyncio.Handle | None = None
         self.blocked = False
+        self.segmentation = True
+        """Whether runs of datagrams go out in one call; off for good once the kernel refused one."""
         self.receive_buffer = 0
         self.send_errors = 0
 
     def open(self, host: str, port: int) -> None:
         """Binds `host`, an address literal. Raises ResourceError naming address and reason."""
-        loop = asyncio.get_running_loop()
-        try:
-            literal = ipaddress.ip_address(host)
-        except ValueError:
-            raise ResourceError(
-                f"cannot bind UDP {host!r}: not an IP address", hint="give the address of a local interface"
-            ) from None
-        family = socket.AF_INET if literal.version == 4 else socket.AF_INET6
-        udp: socket.socket | None = None
-        try:
-            udp = socket.socket(family, socket.SOCK_DGRAM)
-            udp.setblocking(False)
-            if family == socket.AF_INET6:
-                udp.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-                udp.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVERR, 1)
-            # With this a closed port at the other end is reported, which tells a killed process at once.
-            udp.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)
-            for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
-                udp.setsockopt(socket.SOL_SOCKET, option, self._settings.socket_buffer)
-            udp.bind((host, port))
-        except (OSError, OverflowError) as error:
-            if udp is not None:
-                udp.close()
-            raise ResourceError(
-                f"cannot bind UDP {host}:{port}: {error}", hint="choose another address or port 0"
-            ) from error
+        udp = open_udp(host, port, buffer=self._settings.socket_buffer)
+        self._receiver = Receiver(udp)
         self._socket = udp
         # Linux reports twice what it grants, to account for its own overhead.
         self.receive_buffer = udp.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2
@@ -99,7 +74,7 @@ class Endpoint:
                 self.receive_buffer,
                 self._settings.socket_buffer,
             )
-        loop.add_reader(udp, self._on_readable)
+        asyncio.get_running_loop().add_reader(udp, self._on_readable)
 
     def close(self) -> None:
         """Frees the port. Idempotent; the links must be closed before."""
@@ -174,6 +149,40 @@ class Endpoint:
         """The link's handshake is over: it counts against no limit for strangers any more."""
         self._admission.finished(link)
 
+    def send_all(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
+        """Sends one flush of a link, many datagrams in one call where that is possible."""
+        at = 0
+        while at < len(datagrams):
+            count = run_length(datagrams, at) if self.segmentation else 1
+            if count == 1 or self.blocked:
+                self.send(*datagrams[at])
+                at += 1
+            elif self._send_run(datagrams[at : at + count]):
+                at += count
+
+    def _send_run(self, run: Sequence[tuple[bytes, Address]]) -> bool:
+        """Whether the run is taken care of; if not, its datagrams are to be sent one by one."""
+        if self._socket is None:
+            return True
+        try:
+            try:
+                send_run(self._socket, run)
+            except ConnectionRefusedError:
+                self._read_errors()
+                send_run(self._socket, run)
+        except (BlockingIOError, InterruptedError):
+            self._unsent.extend(run)
+            self._block()
+        except OSError as error:
+            if error.errno == errno.ENOBUFS:
+                self._unsent.extend(run)
+                self._block()
+                return True
+            logger.info("datagrams are sent one by one from here on: %s", error)
+            self.segmentation = False
+            return False
+        return True
+
     def send(self, data: bytes, address: Address) -> None:
         if self._socket is None:
             return
@@ -239,23 +248,24 @@ class Endpoint:
         count = 0
         while count < _BATCH:
             try:
-                data, address = udp.recvfrom(_LARGEST_READ)
+                datagrams, address = self._receiver.read(udp)
             except (BlockingIOError, InterruptedError):
                 break
             except OSError:
                 self._read_errors()
                 continue
-            count += 1
-            link = self._route(data, address, now)
-            if link is not None:
-                touched[link] = None
-                link.receive(data, address, now)
+            count += len(datagrams)
+            for data in datagrams:
+                link = self._route(data, address, now)
+                if link is not None:
+                    touched[link] = None
+                    link.receive(data, address, now)
         if not count:
             self._read_errors()  # woken without a datagram: the error queue has something
         # Control first: a turn at full load on edges takes milliseconds.
         for link in sorted(touched, key=_edges_last):
             link.pump(now)
-        return count == _BATCH
+        return count >= _BATCH
 
     def _read_errors(self) -> None:
         """Empties the error queue, which would wake the loop for ever, and notes refused addresses."""

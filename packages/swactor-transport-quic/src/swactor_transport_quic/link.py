@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum, IntEnum, auto
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from swactor_core.ids import NodeId
 from swactor_transport_quic.compat import Connection, Ending
 from swactor_transport_quic.liveness import Liveness, Verdict
 from swactor_transport_quic.settings import QuicSettings
+from swactor_transport_quic.udp import Address
 from swactor_transport_quic.waiting import Signal
 
 logger = logging.getLogger(__name__)
@@ -28,8 +29,6 @@ lone message needs no datagram of its own for that."""
 
 DUPLICATE_LINGER = 1.0
 """Seconds that the weaker of two simultaneous connections stays, for whoever has not yet seen the other."""
-
-Address = tuple[str, int] | tuple[str, int, int, int]
 
 
 class Alpn:
@@ -84,7 +83,7 @@ class Carrier(Protocol):
 
     @property
     def blocked(self) -> bool: ...
-    def send(self, data: bytes, address: Address) -> None: ...
+    def send_all(self, datagrams: Sequence[tuple[bytes, Address]]) -> None: ...
     def defer(self, link: Link) -> None: ...
     def drain(self) -> None: ...
     def add_id(self, connection_id: bytes, link: Link) -> None: ...
@@ -182,7 +181,10 @@ class Link:
         acknowledgements and credit too.
         """
         self._guarded(self._pump, now)
-        self.flush_soon()
+        if self.quic.has_something(now):
+            self.flush_soon()
+        elif self.state is not LinkState.CLOSED:
+            self._arm()
 
     def _guarded(self, step: Callable[[float], None], now: float) -> None:
         if self.state is LinkState.CLOSED:
@@ -305,9 +307,10 @@ class Link:
             self._flush_handle.cancel()
             self._flush_handle = None
         self.quic.renew_burst()
-        for data, address in self._outgoing(now):
-            self._sent += 1
-            self._carrier.send(data, address)
+        datagrams = self._outgoing(now)
+        if datagrams:
+            self._sent += len(datagrams)
+            self._carrier.send_all(datagrams)
         if self.quic.burst_exhausted:
             self.flush_soon()
         self._arm()
@@ -434,8 +437,10 @@ class Link:
     def _conclude(self, ending: Ending, now: float) -> None:
         farewell = None
         if not ending.by_peer and not self._carrier.blocked:
-            for farewell, address in self._outgoing(now):
-                self._carrier.send(farewell, address)
+            datagrams = self._outgoing(now)
+            if datagrams:
+                farewell = datagrams[-1][0]
+                self._carrier.send_all(datagrams)
         if ending.by_peer:
             reason = f"the peer closed the connection: {ending.reason or f'code {ending.code:#x}'}"
         else:

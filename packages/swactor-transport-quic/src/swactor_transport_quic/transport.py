@@ -25,9 +25,10 @@ from swactor_transport_quic.control import CHANNEL_HELLO, ChannelArrival, QuicCo
 from swactor_transport_quic.edges import EdgeArrival, QuicRecvEdge, QuicSendEdge
 from swactor_transport_quic.endpoint import Endpoint, is_unspecified
 from swactor_transport_quic.identity import Claim, public_key
-from swactor_transport_quic.link import Address, Alpn, CloseCode, Link, LinkState, StreamHandler
+from swactor_transport_quic.link import Alpn, CloseCode, Link, LinkState, StreamHandler
 from swactor_transport_quic.peers import LinkKey, PeerTable
 from swactor_transport_quic.settings import parse_settings
+from swactor_transport_quic.udp import Address
 from swactor_transport_quic.waiting import Signal
 
 logger = logging.getLogger(__name__)

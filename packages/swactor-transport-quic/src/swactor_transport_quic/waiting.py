@@ -7,15 +7,18 @@ no await, so no wake-up is lost.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 
 class Signal:
-    """Wakes everyone who waits now; firing with nobody waiting is not remembered."""
+    """Wakes everyone who waits now; firing with nobody waiting is not remembered. `watcher` is called with
+    every firing."""
 
-    __slots__ = ("_waiters",)
+    __slots__ = ("_waiters", "watcher")
 
     def __init__(self) -> None:
         self._waiters: set[asyncio.Future[bool]] = set()
+        self.watcher: Callable[[], None] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._waiters)
@@ -25,6 +28,8 @@ class Signal:
             if not waiter.done():
                 waiter.set_result(True)
         self._waiters.clear()
+        if self.watcher is not None:
+            self.watcher()
 
     async def wait(self, timeout: float | None = None) -> bool:
         """True when fired, False after `timeout` seconds. Cancelling one waiter leaves the others."""

@@ -1,7 +1,8 @@
 /* The shared ring (spec sections 20 to 22): header layout, handle and operations.
  *
  * Knows cursors, state and wake bits. It never touches a payload byte, owns no memory and makes no system
- * call; the caller turns the offsets it gets into pointers of its own mapping.
+ * call; the caller turns the offsets it gets into pointers of its own mapping. Python's binding is made from
+ * this same text (_build.py), so below the include there are only declarations and plain numbers.
  */
 #ifndef SWACTOR_RING_H
 #define SWACTOR_RING_H

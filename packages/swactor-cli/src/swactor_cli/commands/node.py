@@ -89,7 +89,7 @@ def run_node(options: NodeOptions, output: Output) -> ExitCode:
             serve(settings, plugins, stop_on=STOP_SIGNALS, on_built=lambda node: _tell(node, output))
         )
     if fault is not None:
-        output.error(fault.line())
+        output.error(fault.line(), fault.remedy)
         return ExitCode.FAULTED
     output.note(f"node {options.name} has stopped")
     return ExitCode.COMPLETED

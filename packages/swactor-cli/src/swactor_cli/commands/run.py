@@ -14,7 +14,8 @@ from typing import Any
 from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file
 from swactor_core.errors import UsageError
 from swactor_core.ids import NodeId, RunId
-from swactor_core.machines.run import RunBounds, RunOutcome
+from swactor_core.machines.run import RunBounds
+from swactor_core.machines.run_effects import RunOutcome
 from swactor_core.node.identity import key_in_use, load_or_create_seed
 from swactor_core.orchestrator.orchestrator import RunRequest, RunResult
 from swactor_core.orchestrator.session import ClusterSession, LocalSession
@@ -200,7 +201,7 @@ def _finish(result: RunResult, display: Display, side: SideFiles, output: Output
     except OutputLost as error:
         display.lost = error
     if result.fault is not None:
-        output.error(result.fault.line())
+        output.error(result.fault.line(), result.fault.remedy)
     elif display.lost is None and (not output.json_lines or output.interactive):
         output.note(summary(figures))
     for unproven in result.unproven:

@@ -68,6 +68,7 @@ class DiscardRange(Effect):
 
 
 S = ArenaState
+_NO_ARENA = "the arena takes no more leases: its node is ending"
 
 
 class ArenaManager(Machine[ArenaState]):
@@ -208,12 +209,12 @@ class ArenaManager(Machine[ArenaState]):
         return tuple(actions)
 
     def _shutdown(self, event: Shutdown, now: float) -> Outcome[ArenaState]:
-        answers = tuple(_rejected(r, LeaseRejection.SHUTTING_DOWN) for r in self.pending)
+        answers = tuple(_rejected(r, LeaseRejection.SHUTTING_DOWN, _NO_ARENA) for r in self.pending)
         self.pending.clear()
         return S.SHUTTING_DOWN, answers
 
     def _refuse(self, event: LeaseRing, now: float) -> Outcome[ArenaState]:
-        return self.state, (_rejected(event, LeaseRejection.SHUTTING_DOWN),)
+        return self.state, (_rejected(event, LeaseRejection.SHUTTING_DOWN, _NO_ARENA),)
 
 
 def _valid(spec: RingSpec) -> bool:

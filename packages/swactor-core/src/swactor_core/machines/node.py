@@ -254,13 +254,17 @@ class NodeLife(Machine[NodeState]):
 
     def _worker_failed(self, event: WorkerGone, now: float) -> Outcome[NodeState]:
         self._worker_gone = True
-        return self._faulted(FaultReason.WORKER_FATAL, Component.GPU_WORKER_CTL, event.reason)
+        cause = "" if event.fatal is None else str(event.fatal)
+        detail = event.reason.removeprefix(f"{cause}: ")
+        return self._faulted(FaultReason.WORKER_FATAL, Component.GPU_WORKER_CTL, detail, cause=cause)
 
     def _part_failed(self, event: PartFailed, now: float) -> Outcome[NodeState]:
         return self._faulted(FaultReason.NODE_UNAVAILABLE, event.component, event.detail)
 
-    def _faulted(self, reason: FaultReason, component: Component, detail: str) -> Outcome[NodeState]:
-        self.fault = Fault(reason, component, detail, node_id=self._node_id)
+    def _faulted(
+        self, reason: FaultReason, component: Component, detail: str, *, cause: str = ""
+    ) -> Outcome[NodeState]:
+        self.fault = Fault(reason, component, detail, cause, node_id=self._node_id)
         fields = {"reason": str(reason), "component": str(component), "detail": detail}
         return S.FAULTED, (
             Emit(EventName.NODE_FAULTED, fields),

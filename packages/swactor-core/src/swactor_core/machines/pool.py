@@ -215,7 +215,7 @@ class PoolGate(Machine[PoolState]):
         if event.node_id not in self.candidates:
             return self.state, ()
         if not self._wait_for_lost:
-            return self._abort(_lost_fault(event))
+            return self._abort(self._lost_fault(event))
         self._nodes.pop(event.node_id, None)  # it must say NodeAvailable again
         return self._judge(now, changed=True)
 
@@ -238,6 +238,17 @@ class PoolGate(Machine[PoolState]):
     def _abort(self, fault: Fault) -> Outcome[PoolState]:
         timers = (*self.cancel_timer("window"), *self.cancel_timer("deadline"))
         return S.ABORTED, (*timers, Send(RUN, PoolAborted(fault)))
+
+    def _lost_fault(self, event: NodeLost) -> Fault:
+        """Of a member that is gone the links end as well: that is no cause, whichever word comes first."""
+        member = self._members.get(event.node_id)
+        reason = FaultReason.MEMBERSHIP_LOST if event.by_membership else FaultReason.NODE_UNAVAILABLE
+        component = Component.MEMBERSHIP if event.by_membership else Component.POOL
+        detail = event.detail
+        if member is not None and member.state in (MemberState.DEAD, MemberState.LEFT):
+            reason, component = FaultReason.MEMBERSHIP_LOST, Component.MEMBERSHIP
+            detail = f"{member.name} is {member.state} in membership"
+        return Fault(reason, component, detail, node_id=event.node_id)
 
     def _committed(self, event: PlanCommitted, now: float) -> Outcome[PoolState]:
         return S.COMMITTED, ()
@@ -271,9 +282,3 @@ class PoolGate(Machine[PoolState]):
 
     def _close(self, event: Shutdown, now: float) -> Outcome[PoolState]:
         return S.CLOSED, (*self.cancel_timer("window"), *self.cancel_timer("deadline"))
-
-
-def _lost_fault(event: NodeLost) -> Fault:
-    reason = FaultReason.MEMBERSHIP_LOST if event.by_membership else FaultReason.NODE_UNAVAILABLE
-    component = Component.MEMBERSHIP if event.by_membership else Component.POOL
-    return Fault(reason, component, event.detail, node_id=event.node_id)

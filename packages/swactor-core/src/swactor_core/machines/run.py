@@ -7,60 +7,46 @@ token k, and tears down after every end. Links, processes and membership give ev
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from swactor_core.events import EventName
 from swactor_core.faults import Component, Fault, FaultReason
-from swactor_core.fsm import Action, Effect, Emit, Machine, Outcome, Row, Send
-from swactor_core.ids import INPUT_PORT, OUTPUT_PORT, NodeId, RoleId, RunId, Sequence, StageIndex, node_hex
+from swactor_core.fsm import Action, Emit, Machine, Outcome, Row, Send
+from swactor_core.ids import RunId, Sequence, StageIndex, node_hex
 from swactor_core.machines.pool import PlanCommitted, PoolAborted, PoolReady
+from swactor_core.machines.provisioning import provision_stage, token_edges
+from swactor_core.machines.run_effects import (
+    BuildPlan,
+    Continue,
+    DeliverToken,
+    FinishRun,
+    OpenEndpoints,
+    PlanBuilt,
+    PlanFailed,
+    ReportProgress,
+    RunMoved,
+    RunOutcome,
+    RunState,
+)
+from swactor_core.machines.run_teardown import RunTeardown
 from swactor_core.messages import (
     Address,
     EndpointsFailed,
     EndpointsReady,
     EndpointsStopped,
-    InboundEdgeProvision,
     InjectTokens,
-    NodeAvailable,
     NodeFaulted,
     NodeLost,
     OperatorStop,
-    OutboundEdgeProvision,
-    ProvisionRx,
-    ProvisionStage,
-    ProvisionTx,
     StageFault,
-    StageModelFacts,
     StageProgress,
     StageReady,
-    StageRuntimeFacts,
-    StageStats,
     StageStopped,
     StopEndpoints,
     StopRun,
     TimerFired,
     TokenReceived,
 )
-from swactor_core.plan import EdgeKind, EdgePlan, RunPlan, StagePlan
-from swactor_core.specs import RingDirection
-
-
-class RunState(StrEnum):
-    PLANNING = "Planning"
-    PROVISIONING = "Provisioning"
-    WAITING_READY = "WaitingReady"
-    RUNNING = "Running"
-    COMPLETED = "Completed"
-    FAULTED = "Faulted"
-    OPERATOR_STOPPED = "OperatorStopped"
-    TEARING_DOWN = "TearingDown"
-    DONE = "Done"
-
-
-class RunOutcome(StrEnum):
-    COMPLETED = "completed"
-    FAULTED = "faulted"
-    OPERATOR_STOPPED = "operator-stopped"
+from swactor_core.plan import RunPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,66 +56,6 @@ class RunBounds:
     readiness: float = 900.0
     execution: float = 300.0
     teardown: float = 15.0
-
-
-@dataclass(frozen=True, slots=True)
-class PlanBuilt:
-    plan: RunPlan
-
-
-@dataclass(frozen=True, slots=True)
-class PlanFailed:
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class Continue:
-    """Self-sent: leaves a state that is only passed through."""
-
-
-@dataclass(frozen=True, slots=True)
-class BuildPlan(Effect):
-    nodes: tuple[NodeAvailable, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class OpenEndpoints(Effect):
-    """Provision the orchestrator's two token edges."""
-
-    token_in: ProvisionTx
-    token_out: ProvisionRx
-
-
-@dataclass(frozen=True, slots=True)
-class DeliverToken(Effect):
-    """A token for whoever asked for the run."""
-
-    sequence: Sequence
-    token_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReportProgress(Effect):
-    """For people: what a stage is doing before the barrier."""
-
-    progress: StageProgress
-
-
-@dataclass(frozen=True, slots=True)
-class RunMoved(Effect):
-    """For people: the run has entered this state."""
-
-    state: RunState
-
-
-@dataclass(frozen=True, slots=True)
-class FinishRun(Effect):
-    """The run is Done; this is its one outcome."""
-
-    outcome: RunOutcome
-    fault: Fault | None
-    stats: tuple[tuple[StageIndex, StageStats], ...]
-    unproven: tuple[str, ...]
 
 
 S = RunState
@@ -233,12 +159,7 @@ class Run(Machine[RunState]):
         self._prefill_chunk = prefill_chunk
         self._ready: set[StageIndex] = set()
         self._endpoints = False
-        self._endpoints_opened = False
-        self._endpoints_stopped_ = False
-        self._provisioned: dict[StageIndex, NodeId] = {}
-        self._gone: set[NodeId] = set()
-        self._stopped: dict[StageIndex, StageStopped] = {}
-        self._unproven: tuple[str, ...] = ()
+        self._teardown = RunTeardown()
 
     def _planned_run(self) -> RunPlan:
         assert self.plan is not None
@@ -274,38 +195,18 @@ class Run(Machine[RunState]):
 
     def _provision(self, event: Continue, now: float) -> Outcome[RunState]:
         plan = self._planned_run()
-        edges = {edge.edge_id: edge for edge in plan.edges}
-        token_in = next(e for e in plan.edges if e.kind is EdgeKind.TOKEN_IN)
-        token_out = next(e for e in plan.edges if e.kind is EdgeKind.TOKEN_OUT)
         sends = []
         for stage in plan.stages:
-            self._provisioned[stage.stage_index] = stage.node_id
-            message = _provision_stage(
-                plan, stage, edges[stage.inbound_edge], edges[stage.outbound_edge], self._prefill_chunk
-            )
+            self._teardown.nodes[stage.stage_index] = stage.node_id
+            message = provision_stage(plan, stage, prefill_chunk=self._prefill_chunk)
             sends.append(Send(Address(Component.NODE, stage.node_id), message))
-        self._endpoints_opened = True
-        opened = OpenEndpoints(
-            ProvisionTx(
-                token_in.edge_id,
-                OUTPUT_PORT,
-                token_in.consumer.node_id,
-                token_in.object_spec,
-                token_in.ring_spec(RingDirection.EGRESS),
-            ),
-            ProvisionRx(
-                token_out.edge_id,
-                INPUT_PORT,
-                token_out.producer.node_id,
-                token_out.object_spec,
-                token_out.ring_spec(RingDirection.INGRESS),
-            ),
-        )
+        self._teardown.endpoints_opened = True
+        opened = OpenEndpoints(*token_edges(plan))
         bound = self.set_timer("bound", now + self._bounds.readiness)
         return S.WAITING_READY, (*sends, opened, bound, RunMoved(S.WAITING_READY))
 
     def _of_this_run(self, event: StageReady | StageFault | StageProgress | StageStopped) -> bool:
-        ours = event.run_id == self.run_id and event.stage_index in self._provisioned
+        ours = event.run_id == self.run_id and event.stage_index in self._teardown.nodes
         if not ours:
             self.foreign_messages += 1
         return ours
@@ -388,8 +289,8 @@ class Run(Machine[RunState]):
             case EndpointsFailed() | PoolAborted() | NodeFaulted():
                 return self._fail(event.fault)
             case NodeLost():
-                self._gone.add(event.node_id)
-                stage = next((i for i, n in self._provisioned.items() if n == event.node_id), None)
+                self._teardown.note_lost(event.node_id)
+                stage = self._teardown.stage_of(event.node_id)
                 reason = FaultReason.MEMBERSHIP_LOST if event.by_membership else FaultReason.NODE_UNAVAILABLE
                 component = Component.MEMBERSHIP if event.by_membership else Component.NODE
                 return self._fail(
@@ -402,7 +303,7 @@ class Run(Machine[RunState]):
             return self.state, ()
         if isinstance(event, StageFault):
             return self._fail(event.fault)
-        self._stopped[event.stage_index] = event
+        self._teardown.note_stopped(event)
         detail = f"stage {event.stage_index} stopped before the run did"
         return self._fail(
             Fault(FaultReason.NODE_UNAVAILABLE, Component.RUN, detail, stage_index=event.stage_index)
@@ -410,16 +311,9 @@ class Run(Machine[RunState]):
 
     def _fail(self, fault: Fault) -> Outcome[RunState]:
         self.outcome, self.fault = RunOutcome.FAULTED, fault
-        fields = {
-            "reason": str(fault.reason),
-            "component": str(fault.component),
-            "cause": fault.cause,
-            "detail": fault.detail,
-            "stage_index": fault.stage_index,
-        }
         return S.FAULTED, (
             *self.cancel_timer("bound"),
-            Emit(EventName.RUN_FAULTED, fields),
+            Emit(EventName.RUN_FAULTED, fault.fields()),
             RunMoved(S.FAULTED),
             Send(ME, Continue()),
         )
@@ -437,15 +331,12 @@ class Run(Machine[RunState]):
 
     def _tear_down(self, event: Continue, now: float) -> Outcome[RunState]:
         actions: list[Action] = []
-        for index, node_id in self._provisioned.items():
-            if node_id not in self._gone and index not in self._stopped:
-                actions.append(Send(Address(Component.NODE, node_id), StopRun(self.run_id)))
-                actions.append(Emit(EventName.STOP_RUN_SENT, {"stage_index": index}))
-        if self._endpoints_opened:
+        for index, node_id in self._teardown.missing().items():
+            actions.append(Send(Address(Component.NODE, node_id), StopRun(self.run_id)))
+            actions.append(Emit(EventName.STOP_RUN_SENT, {"stage_index": index}))
+        if self._teardown.endpoints_opened:
             actions.append(Send(ENDPOINT, StopEndpoints()))
-        else:
-            self._endpoints_stopped_ = True
-        if not self._missing() and self._endpoints_stopped_:
+        if self._teardown.complete:
             return S.DONE, (*actions, *self._finish())
         return S.TEARING_DOWN, (
             *actions,
@@ -453,16 +344,13 @@ class Run(Machine[RunState]):
             RunMoved(S.TEARING_DOWN),
         )
 
-    def _missing(self) -> list[StageIndex]:
-        return [i for i, n in self._provisioned.items() if i not in self._stopped and n not in self._gone]
-
     def _note_stopped(self, event: StageStopped, now: float) -> Outcome[RunState]:
         if self._of_this_run(event):
-            self._stopped[event.stage_index] = event
+            self._teardown.note_stopped(event)
         return self.state, ()
 
     def _note_lost(self, event: NodeLost, now: float) -> Outcome[RunState]:
-        self._gone.add(event.node_id)
+        self._teardown.note_lost(event.node_id)
         return self.state, ()
 
     def _stage_stopped(self, event: StageStopped, now: float) -> Outcome[RunState]:
@@ -474,78 +362,23 @@ class Run(Machine[RunState]):
         return self._if_torn_down()
 
     def _endpoints_stopped(self, event: EndpointsStopped, now: float) -> Outcome[RunState]:
-        self._endpoints_stopped_ = True
-        self._unproven += event.unproven
+        self._teardown.note_endpoints(event.unproven)
         return self._if_torn_down()
 
     def _if_torn_down(self) -> Outcome[RunState]:
-        if self._missing() or not self._endpoints_stopped_:
-            return S.TEARING_DOWN, ()
-        return S.DONE, self._finish()
+        return (S.DONE, self._finish()) if self._teardown.complete else (S.TEARING_DOWN, ())
 
     def _teardown_timeout(self, event: TimerFired, now: float) -> Outcome[RunState]:
-        bound = f"within {self._bounds.teardown:g} s"
-        self._unproven += tuple(f"stage {i} did not say StageStopped {bound}" for i in self._missing())
-        if not self._endpoints_stopped_:
-            self._unproven += (f"the token endpoints did not stop {bound}",)
-        return S.DONE, self._finish()
+        missing = "; ".join(self._teardown.give_up(self._bounds.teardown))
+        return S.DONE, self._finish(Fault(FaultReason.TEARDOWN_TIMEOUT, Component.RUN, missing))
 
-    def _finish(self) -> tuple[Action, ...]:
+    def _finish(self, overdue: Fault | None = None) -> tuple[Action, ...]:
+        """`overdue`: the teardown's own failure, beside the outcome, which stands."""
         assert self.outcome is not None
-        unproven = self._unproven + tuple(u for s in self._stopped.values() for u in s.unproven)
-        unproven += tuple(
-            f"stage {i} went with its node"
-            for i, n in self._provisioned.items()
-            if n in self._gone and i not in self._stopped
-        )
-        stats = tuple((i, s.stats) for i, s in sorted(self._stopped.items()))
+        unproven = self._teardown.unproven()
+        fields = {"outcome": str(self.outcome), "unproven": list(unproven)}
         return (
             *self.cancel_timer("bound"),
-            Emit(EventName.RUN_TORN_DOWN, {"outcome": str(self.outcome), "unproven": list(unproven)}),
-            FinishRun(self.outcome, self.fault, stats, unproven),
+            Emit(EventName.RUN_TORN_DOWN, fields if overdue is None else {**fields, **overdue.fields()}),
+            FinishRun(self.outcome, self.fault, self._teardown.stats(), unproven),
         )
-
-
-def _provision_stage(
-    plan: RunPlan, stage: StagePlan, inbound: EdgePlan, outbound: EdgePlan, prefill_chunk: int
-) -> ProvisionStage:
-    model = plan.model
-    last = stage.stage_index == stage.stage_count - 1
-    return ProvisionStage(
-        run_id=plan.run_id,
-        stage_index=stage.stage_index,
-        stage_count=stage.stage_count,
-        gguf_source=stage.gguf_source,
-        layer_start=stage.layer_start,
-        layer_end_exclusive=stage.layer_end_exclusive,
-        inbound=InboundEdgeProvision(
-            inbound.edge_id,
-            inbound.kind,
-            inbound.producer.node_id,
-            inbound.object_spec,
-            inbound.ring_spec(RingDirection.INGRESS),
-        ),
-        outbound=OutboundEdgeProvision(
-            outbound.edge_id,
-            outbound.kind,
-            outbound.consumer.node_id,
-            outbound.object_spec,
-            outbound.ring_spec(RingDirection.EGRESS),
-        ),
-        model=StageModelFacts(
-            model.model_id,
-            model.num_layers,
-            model.hidden_dim,
-            model.dtype_family,
-            model.dtype_width_bytes,
-            model.max_seq_len,
-        ),
-        runtime=StageRuntimeFacts(
-            RoleId(plan.run_id),  # a late word of an earlier run's role is told apart by it
-            INPUT_PORT,
-            OUTPUT_PORT,
-            plan.runtime.sampling if last else None,
-            plan.runtime.token_output_policy,
-            prefill_chunk,
-        ),
-    )

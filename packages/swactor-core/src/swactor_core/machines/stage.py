@@ -7,15 +7,18 @@ sequence s only after loading inbound sequence s, and writes s outbound. Moves n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from enum import StrEnum
-from typing import Any
 
 from swactor_core.events import EventName
 from swactor_core.faults import Component, Fault, FaultReason, RoleFailure, StepFailure
-from swactor_core.fsm import Action, Effect, Emit, Machine, Outcome, Row, Send
-from swactor_core.ids import ObjectId, RingId, Sequence, StepId
+from swactor_core.fsm import Action, Emit, Machine, Outcome, Row, Send
+from swactor_core.ids import RingId
 from swactor_core.machines.gates import ObjectConsumed, ProduceObject
+from swactor_core.machines.provisioning import stage_edges
+from swactor_core.machines.stage_effects import ModelFetch, ModelOpened, ModelRefused, OpenModel
+from swactor_core.machines.stage_steps import StageSteps
+from swactor_core.machines.stage_teardown import StageTeardown
 from swactor_core.messages import (
     Address,
     ConfigureRole,
@@ -23,14 +26,9 @@ from swactor_core.messages import (
     EdgeFailed,
     EdgeReady,
     EdgeStopped,
-    ExecuteStep,
-    InputBinding,
     ObjectLoaded,
     ObjectProduced,
-    OutputBinding,
-    ProvisionRx,
     ProvisionStage,
-    ProvisionTx,
     ReleaseDeviceObject,
     ReleaseFailed,
     ResetRole,
@@ -45,13 +43,11 @@ from swactor_core.messages import (
     StageStopped,
     StepCompleted,
     StepFailed,
-    StepRuntime,
     StopEdge,
     StopRun,
     TimerFired,
     WorkerCrashed,
 )
-from swactor_core.plan import EdgeKind
 
 
 class StageState(StrEnum):
@@ -62,33 +58,6 @@ class StageState(StrEnum):
     FAULTED = "Faulted"
     STOPPING = "Stopping"
     STOPPED = "Stopped"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFetch:
-    """Adapter: the source is being resolved; `done` of `total` bytes are here."""
-
-    done: int
-    total: int
-
-
-@dataclass(frozen=True, slots=True)
-class ModelOpened:
-    """Adapter: artifact bytes are local, the range is validated; `config` is ConfigureRole's."""
-
-    config: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelRefused:
-    """Adapter: the artifact cannot be had, read, or does not hold the range."""
-
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class OpenModel(Effect):
-    provision: ProvisionStage
 
 
 S = StageState
@@ -112,6 +81,11 @@ _LATE = (
     DeviceObjectReleased,
     ReleaseFailed,
 )
+_STEP_FAULTS = {
+    StepFailure.DEVICE_OUT_OF_MEMORY: FaultReason.DEVICE_OUT_OF_MEMORY,
+    StepFailure.OUTPUT_COPY_FAILED: FaultReason.DEVICE_COPY_FAILED,
+    StepFailure.WORKER_PROCESS_EXITED: FaultReason.WORKER_CRASHED,
+}
 _OfRole = RoleProgress | RoleConfigured | RoleFailed | RoleReset | StepCompleted | StepFailed
 
 
@@ -169,24 +143,18 @@ class StageController(Machine[StageState]):
 
     def __init__(self, *, teardown_bound: float) -> None:
         super().__init__()
-        self.stats = StageStats()
         self._teardown_bound = teardown_bound
         self._provision_: ProvisionStage | None = None
         self._output_ring: RingId | None = None
         self._ready_edges: set[int] = set()
         self._weights_ready = False
-        self._role_touched = False
-        self._role_gone_ = False
-        self._expected = Sequence(0)
-        self._position = 0
-        self._step = StepId(0)
-        self._rows = 0
-        self._input: ObjectLoaded | None = None
-        self._produced_ = False
-        self._completion: StepCompleted | None = None
+        self._steps = StageSteps()
+        self._teardown = StageTeardown()
         self.foreign_messages = 0
-        self._stopped_edges: set[int] = set()
-        self._unproven: tuple[str, ...] = ()
+
+    @property
+    def stats(self) -> StageStats:
+        return self._steps.stats
 
     @property
     def provisioned(self) -> ProvisionStage:
@@ -197,22 +165,8 @@ class StageController(Machine[StageState]):
 
     def _provision(self, event: ProvisionStage, now: float) -> Outcome[StageState]:
         self._provision_ = event
-        inbound, outbound = event.inbound, event.outbound
-        runtime = event.runtime
-        rx = ProvisionRx(
-            inbound.edge_id,
-            runtime.input_port,
-            inbound.producer_node_id,
-            inbound.object_spec,
-            inbound.ring_spec,
-        )
-        tx = ProvisionTx(
-            outbound.edge_id,
-            runtime.output_port,
-            outbound.consumer_node_id,
-            outbound.object_spec,
-            outbound.ring_spec,
-        )
+        self._teardown.edges = {event.inbound.edge_id, event.outbound.edge_id}
+        rx, tx = stage_edges(event)
         return S.PREPARING, (
             Emit(EventName.STAGE_PROVISION_STARTED, {}),
             Emit(EventName.WEIGHTS_DOWNLOAD_STARTED, {}),
@@ -225,17 +179,17 @@ class StageController(Machine[StageState]):
         return S.PREPARING, (self._progress_report("download", event.done, event.total),)
 
     def _opened(self, event: ModelOpened, now: float) -> Outcome[StageState]:
-        self._role_touched = True
+        self._teardown.role_touched = True
         return S.PREPARING, (
             Emit(EventName.WEIGHTS_DOWNLOADED, {}),
             Send(WORKER, ConfigureRole(self.provisioned.runtime.role_id, event.config)),
         )
 
     def _refused(self, event: ModelRefused, now: float) -> Outcome[StageState]:
-        return self._fault(FaultReason.WEIGHT_LOAD_FAILED, cause="ModelRefused", detail=event.detail)
+        return self._fault(FaultReason.WEIGHT_LOAD_FAILED, cause=str(event.cause), detail=event.detail)
 
     def _of_this_run(self, event: _OfRole) -> bool:
-        ours = self._role_touched and event.role_id == self.provisioned.runtime.role_id
+        ours = self._teardown.role_touched and event.role_id == self.provisioned.runtime.role_id
         if not ours:
             self.foreign_messages += 1
         return ours
@@ -264,7 +218,7 @@ class StageController(Machine[StageState]):
 
     def _if_ready(self) -> Outcome[StageState]:
         plan = self.provisioned
-        if not self._weights_ready or self._ready_edges != {plan.inbound.edge_id, plan.outbound.edge_id}:
+        if not self._weights_ready or self._ready_edges != self._teardown.edges:
             return S.PREPARING, ()
         ready = StageReady(plan.run_id, plan.stage_index)
         return S.READY, (Emit(EventName.STAGE_READY, {}), Send(ORCHESTRATOR, ready))
@@ -279,72 +233,40 @@ class StageController(Machine[StageState]):
     # --- executing ---
 
     def _loaded(self, event: ObjectLoaded, now: float) -> Outcome[StageState]:
-        if event.sequence != self._expected:
+        if event.sequence != self._steps.expected:
             return self._unexpected_object(event, now)
-        plan = self.provisioned
         assert self._output_ring is not None
-        self._input = event
-        self._produced_ = False
-        self._completion = None
-        self._rows = event.extent // plan.inbound.object_spec.row_bytes
-        self._step = StepId(self._step + 1)
-        rows_out = 1 if plan.outbound.kind is EdgeKind.TOKEN_OUT else self._rows
-        runtime = plan.runtime
-        step = ExecuteStep(
-            role_id=runtime.role_id,
-            step_id=self._step,
-            inputs=(InputBinding(runtime.input_port, event.object_id, event.sequence, event.device_handle),),
-            outputs=(
-                OutputBinding(
-                    port_id=runtime.output_port,
-                    ring_id=self._output_ring,
-                    object_id=ObjectId(event.object_id),
-                    sequence=event.sequence,
-                    extent=rows_out * plan.outbound.object_spec.row_bytes,
-                ),
-            ),
-            runtime=StepRuntime(self._position),
-            release_inputs_after=True,
-        )
-        identity = {"sequence": event.sequence, "step_id": self._step}
+        outbound = self.provisioned.outbound.edge_id
+        step = self._steps.begin(self.provisioned, event, self._output_ring)
         loaded = {"edge_id": event.edge_id, "ring_id": event.ring_id, "object_id": event.object_id}
         return S.EXECUTING, (
             Emit(EventName.OBJECT_LOADED, {**loaded, "sequence": event.sequence}),
-            Emit(EventName.EXECUTE_STEP_STARTED, identity),
-            Send(Address(Component.TX_EDGE, plan.outbound.edge_id), ProduceObject(plan.outbound.edge_id)),
+            Emit(EventName.EXECUTE_STEP_STARTED, {"sequence": event.sequence, "step_id": step.step_id}),
+            Send(Address(Component.TX_EDGE, outbound), ProduceObject(outbound)),
             Send(WORKER, step),
         )
 
     def _produced(self, event: ObjectProduced, now: float) -> Outcome[StageState]:
-        self._produced_ = True
+        self._steps.produced = True
         fields = {"edge_id": event.edge_id, "ring_id": event.ring_id, "object_id": event.object_id}
         produced = Emit(EventName.OBJECT_PRODUCED, {**fields, "sequence": event.sequence})
-        if self._completion is None:
+        if self._steps.completion is None:
             return S.EXECUTING, (produced,)
-        return S.READY, (produced, *self._step_done(self._completion))
+        return S.READY, (produced, *self._step_done(self._steps.completion))
 
     def _completed(self, event: StepCompleted, now: float) -> Outcome[StageState]:
         if not self._of_this_run(event):
             return S.EXECUTING, ()
-        if event.step_id != self._step:
-            detail = f"step {event.step_id} completed, step {self._step} was running"
+        if event.step_id != self._steps.step_id:
+            detail = f"step {event.step_id} completed, step {self._steps.step_id} was running"
             return self._fault(FaultReason.STEP_FAILED, detail=detail, component=Component.WORKER)
-        if not self._produced_:
-            self._completion = event
+        if not self._steps.produced:
+            self._steps.completion = event
             return S.EXECUTING, ()
         return S.READY, self._step_done(event)
 
     def _step_done(self, event: StepCompleted) -> tuple[Action, ...]:
-        sequence = self._expected
-        prefill = event.compute_seconds if sequence == 0 else 0.0
-        self.stats = StageStats(
-            self.stats.steps + 1,
-            self.stats.prefill_seconds + prefill,
-            self.stats.decode_seconds + event.compute_seconds - prefill,
-        )
-        self._expected = Sequence(sequence + 1)
-        self._position += self._rows
-        self._input = None
+        sequence = self._steps.end(event)
         edge_id = self.provisioned.inbound.edge_id
         return (
             Emit(EventName.STEP_COMPLETED, {"sequence": sequence, "step_id": event.step_id}),
@@ -358,7 +280,8 @@ class StageController(Machine[StageState]):
         return self._fault(FaultReason.STEP_FAILED, detail=detail, component=Component.WORKER)
 
     def _unexpected_object(self, event: ObjectLoaded, now: float) -> Outcome[StageState]:
-        detail = f"object of sequence {event.sequence} while {self.state}, next expected is {self._expected}"
+        expected = self._steps.expected
+        detail = f"object of sequence {event.sequence} while {self.state}, next expected is {expected}"
         return self._fault(FaultReason.SEQUENCE_VIOLATION, detail=detail)
 
     def _release_failed(self, event: ReleaseFailed, now: float) -> Outcome[StageState]:
@@ -369,8 +292,7 @@ class StageController(Machine[StageState]):
     def _step_failed(self, event: StepFailed, now: float) -> Outcome[StageState]:
         if not self._of_this_run(event):
             return S.EXECUTING, ()
-        out_of_memory = event.reason is StepFailure.DEVICE_OUT_OF_MEMORY
-        reason = FaultReason.DEVICE_OUT_OF_MEMORY if out_of_memory else FaultReason.STEP_FAILED
+        reason = _STEP_FAULTS.get(event.reason, FaultReason.STEP_FAILED)
         return self._fault(reason, cause=str(event.reason), detail=event.detail, component=Component.WORKER)
 
     # --- faults ---
@@ -383,19 +305,20 @@ class StageController(Machine[StageState]):
         return self._fault(FaultReason.STREAM_FAULT, detail=f"edge {event.edge_id} stopped during the run")
 
     def _crashed(self, event: WorkerCrashed, now: float) -> Outcome[StageState]:
-        self._role_gone_ = True
-        return self._fault(
-            FaultReason.WORKER_CRASHED, detail=event.detail, component=Component.GPU_WORKER_CTL
-        )
+        self._teardown.role_gone = True
+        if event.fatal is not None:
+            fatal, component = FaultReason.WORKER_FATAL, Component.WORKER
+            detail = event.detail.removeprefix(f"{event.fatal}: ")
+            return self._fault(fatal, cause=str(event.fatal), detail=detail, component=component)
+        crashed, component = FaultReason.WORKER_CRASHED, Component.GPU_WORKER_CTL
+        return self._fault(crashed, detail=event.detail, component=component)
 
     def _note_crash(self, event: WorkerCrashed, now: float) -> Outcome[StageState]:
-        self._role_gone_ = True
+        self._teardown.role_gone = True
         return S.FAULTED, ()
 
     def _note_edge_stopped(self, event: EdgeStopped, now: float) -> Outcome[StageState]:
-        self._stopped_edges.add(event.edge_id)
-        if event.unproven:
-            self._unproven += (event.unproven,)
+        self._teardown.note_edge(event)
         return S.FAULTED, ()
 
     def _fault(
@@ -410,16 +333,7 @@ class StageController(Machine[StageState]):
 
     def _faulted(self, fault: Fault) -> Outcome[StageState]:
         plan = self.provisioned
-        placed = Fault(
-            fault.reason,
-            fault.component,
-            fault.detail,
-            fault.cause,
-            node_id=fault.node_id,
-            stage_index=plan.stage_index,
-            edge_id=fault.edge_id,
-            ring_id=fault.ring_id,
-        )
+        placed = replace(fault, stage_index=plan.stage_index)
         fields = {"reason": str(fault.reason), "component": str(fault.component), "detail": fault.detail}
         return S.FAULTED, (
             Emit(EventName.STAGE_FAULTED, fields),
@@ -432,9 +346,9 @@ class StageController(Machine[StageState]):
         plan = self.provisioned
         inbound, outbound = plan.inbound.edge_id, plan.outbound.edge_id
         release: tuple[Action, ...] = ()
-        if self._input is not None and not self._role_gone_ and self.state is S.FAULTED:
-            release = (Send(WORKER, ReleaseDeviceObject(self._input.device_handle)),)
-        reset = (Send(WORKER, ResetRole(plan.runtime.role_id)),) if self._waits_for_role() else ()
+        if self._steps.input is not None and not self._teardown.role_gone and self.state is S.FAULTED:
+            release = (Send(WORKER, ReleaseDeviceObject(self._steps.input.device_handle)),)
+        reset = (Send(WORKER, ResetRole(plan.runtime.role_id)),) if self._teardown.waits_for_role else ()
         return S.STOPPING, (
             Send(Address(Component.RX_EDGE, inbound), StopEdge(inbound)),
             Send(Address(Component.TX_EDGE, outbound), StopEdge(outbound)),
@@ -444,9 +358,6 @@ class StageController(Machine[StageState]):
             *self._check_self(),
         )
 
-    def _waits_for_role(self) -> bool:
-        return self._role_touched and not self._role_gone_
-
     def _edge_stopped(self, event: EdgeStopped, now: float) -> Outcome[StageState]:
         self._note_edge_stopped(event, now)
         return self._if_stopped()
@@ -454,35 +365,32 @@ class StageController(Machine[StageState]):
     def _role_reset(self, event: RoleReset, now: float) -> Outcome[StageState]:
         if not self._of_this_run(event):
             return S.STOPPING, ()
-        self._role_gone_ = True
+        self._teardown.role_gone = True
         return self._if_stopped()
 
     def _role_gone(self, event: WorkerCrashed, now: float) -> Outcome[StageState]:
-        self._role_gone_ = True
+        self._teardown.role_gone = True
         return self._if_stopped()
 
     def _check_self(self) -> tuple[Action, ...]:
         """Everything may have stopped before StopRun came: then this EdgeStopped, told again, ends it."""
         plan = self.provisioned
-        if plan.inbound.edge_id in self._stopped_edges:
+        if self._teardown.stopped(plan.inbound.edge_id):
             return (Send(Address(Component.STAGE_CONTROLLER), EdgeStopped(plan.inbound.edge_id)),)
         return ()
 
     def _if_stopped(self) -> Outcome[StageState]:
-        plan = self.provisioned
-        if self._stopped_edges != {plan.inbound.edge_id, plan.outbound.edge_id} or self._waits_for_role():
+        if not self._teardown.complete:
             return S.STOPPING, ()
         return S.STOPPED, (*self.cancel_timer("teardown"), *self._stopped_report())
 
     def _teardown_timeout(self, event: TimerFired, now: float) -> Outcome[StageState]:
-        plan = self.provisioned
-        waiting = [e for e in (plan.inbound.edge_id, plan.outbound.edge_id) if e not in self._stopped_edges]
-        missing = tuple(f"edge {e} did not stop within {self._teardown_bound:g} s" for e in waiting)
-        role = ("the worker did not reset its role",) if self._waits_for_role() else ()
-        self._unproven += missing + role
+        self._teardown.give_up(self._teardown_bound)
         return S.STOPPED, self._stopped_report()
 
     def _stopped_report(self) -> tuple[Action, ...]:
         plan = self.provisioned
-        stopped = StageStopped(plan.run_id, plan.stage_index, self.stats, self._unproven)
-        return Emit(EventName.STAGE_STOPPED, {"unproven": list(self._unproven)}), Send(ORCHESTRATOR, stopped)
+        stopped = StageStopped(plan.run_id, plan.stage_index, self._steps.stats, self._teardown.unproven)
+        return Emit(EventName.STAGE_STOPPED, {"unproven": list(self._teardown.unproven)}), Send(
+            ORCHESTRATOR, stopped
+        )

@@ -7,42 +7,42 @@ are effects.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from swactor_core.events import EventName
-from swactor_core.faults import Component, RingFaultReason
-from swactor_core.fsm import Action, Effect, Emit, Machine, Outcome, Row, Send
+from swactor_core.faults import Component, RingFaultReason, WorkerFatalReason
+from swactor_core.fsm import Action, Emit, Machine, Outcome, Row, Send
 from swactor_core.ids import RingId, WorkerGeneration
+from swactor_core.machines.worker_absent import ANSWERED, Answered, answer
+from swactor_core.machines.worker_process import (
+    ContinueRestart,
+    FromWorker,
+    KillWorker,
+    SpawnWorker,
+    WorkerPolicy,
+    WriteWorker,
+)
+from swactor_core.machines.worker_routes import ESTABLISHER, OF_RINGS, STAGE, hearer
 from swactor_core.messages import (
     Address,
     ConfigureRole,
-    DeviceObjectReleased,
     ExecuteStep,
     InitializeWorker,
     InstallRing,
-    ObjectFailed,
-    ObjectLoaded,
-    ObjectProduced,
     ProcessNotification,
     ProcessNotificationKind,
     ReleaseDeviceObject,
-    ReleaseFailed,
     ResetRole,
     RingFault,
-    RingInstalled,
     RingQuiesced,
     RingReadable,
     RingWritable,
     RoleConfigured,
-    RoleFailed,
-    RoleProgress,
     RoleReset,
+    ShutdownMode,
     ShutdownWorker,
     StartWorker,
-    StepCompleted,
-    StepFailed,
     TimerFired,
     UninstallRing,
     WorkerCrashed,
@@ -67,70 +67,12 @@ class WorkerCtlState(StrEnum):
     FAILED = "Failed"
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerPolicy:
-    """Seconds for start, ordered stop, and the answer to what tears a run down: below the bounds of who waits
-    for it, so that a worker that hangs is reaped in time to prove its rings. `max_restarts` is how many
-    crashes are followed by a restart before a role was configured again."""
-
-    start_timeout: float = 60.0
-    stop_timeout: float = 5.0
-    kill_timeout: float = 5.0
-    answer_timeout: float = 4.0
-    max_restarts: int = 3
-
-
-@dataclass(frozen=True, slots=True)
-class ContinueRestart:
-    """Self-sent: teardown facts of the dead generation are out, the next may start."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpawnWorker(Effect):
-    generation: WorkerGeneration
-
-
-@dataclass(frozen=True, slots=True)
-class WriteWorker(Effect):
-    """One command line to the worker of this generation."""
-
-    generation: WorkerGeneration
-    command: object
-
-
-@dataclass(frozen=True, slots=True)
-class KillWorker(Effect):
-    generation: WorkerGeneration
-
-
 S = WorkerCtlState
 ME = Address(Component.GPU_WORKER_CTL)
 NODE = Address(Component.NODE)
-STAGE = Address(Component.STAGE_CONTROLLER)
-ESTABLISHER = Address(Component.EDGE_ESTABLISHER)
-DRIVER = Address(Component.DRIVER)
 _COMMANDS = (ConfigureRole, InstallRing, UninstallRing, ExecuteStep, ReleaseDeviceObject, ResetRole)
 _HINTS = (RingReadable, RingWritable)
-_ROUTED: dict[type[Any], Address] = {
-    RingInstalled: ESTABLISHER,
-    RingFault: ESTABLISHER,
-    RingQuiesced: ESTABLISHER,
-    RoleProgress: STAGE,
-    RoleConfigured: STAGE,
-    RoleFailed: STAGE,
-    StepCompleted: STAGE,
-    StepFailed: STAGE,
-    DeviceObjectReleased: STAGE,
-    ReleaseFailed: STAGE,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class FromWorker:
-    """A worker event of `generation`, as the process adapter read it; older generations are dropped."""
-
-    generation: WorkerGeneration
-    event: object
+_WITHOUT_WORKER = tuple(state for state in S if state is not S.RUNNING)
 
 
 class GpuWorkerCtl(Machine[WorkerCtlState]):
@@ -155,7 +97,10 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
         Row(S.STOPPING, FromWorker, "_stopping_event", (S.STOPPING,)),
         Row(S.STOPPING, ProcessNotification, "_reaped", (S.STOPPED, S.STOPPING)),
         Row(S.STOPPING, TimerFired, "_stop_timeout", (S.KILLING,)),
-        Row(S.STOPPING, UninstallRing, "_command", (S.STOPPING,)),
+        *(
+            Row(S.STOPPING, taken, "_command", (S.STOPPING,))
+            for taken in (UninstallRing, ReleaseDeviceObject)
+        ),
         Row(S.KILLING, ProcessNotification, "_reaped", (S.STOPPED, S.FAILED, S.KILLING)),
         Row(S.KILLING, FromWorker, None, (S.KILLING,)),
         Row(S.KILLING, TimerFired, "_unkillable", (S.FAILED,)),
@@ -168,71 +113,16 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
         # While there is no running worker, commands of a run that is being torn down are answered from here.
         *(
             Row(state, UninstallRing, "_uninstall_without_worker", (state,))
-            for state in (
-                S.NOT_STARTED,
-                S.SPAWNING,
-                S.INITIALIZING,
-                S.KILLING,
-                S.CRASHED,
-                S.RESTARTING,
-                S.STOPPED,
-                S.FAILED,
-            )
+            for state in _WITHOUT_WORKER
+            if state is not S.STOPPING
         ),
         *(
-            Row(state, InstallRing, "_install_without_worker", (state,))
-            for state in (
-                S.NOT_STARTED,
-                S.SPAWNING,
-                S.INITIALIZING,
-                S.STOPPING,
-                S.KILLING,
-                S.CRASHED,
-                S.RESTARTING,
-                S.STOPPED,
-                S.FAILED,
-            )
+            Row(state, command, "_without_worker", (state,))
+            for state in _WITHOUT_WORKER
+            for command in ANSWERED
+            if (state, command) != (S.STOPPING, ReleaseDeviceObject)
         ),
-        *(
-            Row(state, ResetRole, "_reset_without_worker", (state,))
-            for state in (
-                S.STOPPING,
-                S.KILLING,
-                S.CRASHED,
-                S.RESTARTING,
-                S.SPAWNING,
-                S.INITIALIZING,
-                S.STOPPED,
-                S.FAILED,
-            )
-        ),
-        *(
-            Row(state, late, None, (state,))
-            for state in (
-                S.SPAWNING,
-                S.INITIALIZING,
-                S.STOPPING,
-                S.KILLING,
-                S.CRASHED,
-                S.RESTARTING,
-                S.STOPPED,
-                S.FAILED,
-            )
-            for late in (RingReadable, RingWritable, ReleaseDeviceObject, ExecuteStep)
-        ),
-        *(
-            Row(state, ConfigureRole, "_configure_without_worker", (state,))
-            for state in (
-                S.STOPPING,
-                S.KILLING,
-                S.CRASHED,
-                S.RESTARTING,
-                S.SPAWNING,
-                S.INITIALIZING,
-                S.STOPPED,
-                S.FAILED,
-            )
-        ),
+        *(Row(state, hint, None, (state,)) for state in _WITHOUT_WORKER for hint in _HINTS),
         Row(S.RESTARTING, ProcessNotification, None, (S.RESTARTING,)),
         Row(S.RESTARTING, FromWorker, None, (S.RESTARTING,)),
         Row(S.SPAWNING, FromWorker, None, (S.SPAWNING,)),
@@ -243,7 +133,7 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
         ),
         # A process that outlived the bound of its kill: its end is still the proof that its rings wait for.
         *(Row(state, ProcessNotification, "_late_reaped", (state,)) for state in (S.STOPPED, S.FAILED)),
-        Row(S.STOPPING, ShutdownWorker, None, (S.STOPPING,)),
+        Row(S.STOPPING, ShutdownWorker, "_shutdown_again", (S.STOPPING,)),
         Row(S.KILLING, ShutdownWorker, None, (S.KILLING,)),
         Row(S.STOPPED, ShutdownWorker, "_nothing_to_stop", (S.STOPPED,)),
         Row(S.FAILED, ShutdownWorker, "_nothing_to_stop", (S.STOPPED,)),
@@ -260,6 +150,7 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
         self._policy = policy
         self._initialize = (arena_ceiling, ring_helper_abi, backend)
         self._why = ""
+        self._fatal: WorkerFatalReason | None = None
         self._failed = False
         self._alive = False
         self._end_told = False
@@ -269,7 +160,7 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
 
     def _start(self, event: StartWorker | ContinueRestart, now: float) -> Outcome[WorkerCtlState]:
         self.generation = WorkerGeneration(self.generation + 1)
-        self._why = ""
+        self._why, self._fatal = "", None
         self._alive = False
         self._end_told = False
         return S.SPAWNING, (
@@ -300,7 +191,7 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
                 Send(NODE, WorkerRunning(self.generation, inner.backend)),
             )
         if isinstance(inner, WorkerFatal):
-            self._why, self._failed = f"{inner.reason}: {inner.detail}", True
+            self._why, self._fatal, self._failed = f"{inner.reason}: {inner.detail}", inner.reason, True
             return S.KILLING, self._kill(now)
         return S.INITIALIZING, self._stale()
 
@@ -350,17 +241,14 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
         if event.generation != self.generation:
             return S.RUNNING, self._stale()
         if isinstance(inner, WorkerFatal):
-            return S.CRASHED, self._crash(f"{inner.reason}: {inner.detail}", now, kill=True)
+            detail = f"{inner.reason}: {inner.detail}"
+            return S.CRASHED, self._crash(detail, now, kill=True, fatal=inner.reason)
         return S.RUNNING, self._routed(inner)
 
     def _routed(self, inner: object) -> tuple[Action, ...]:
+        if isinstance(inner, OF_RINGS) and inner.ring_id not in self.rings:
+            return self._stale()  # of no ring that this generation has: whoever hears it could not know it
         match inner:
-            case RingReadable() | RingWritable():
-                return (Send(DRIVER, inner),)
-            case ObjectLoaded() | ObjectFailed():
-                return (Send(Address(Component.RX_EDGE, inner.edge_id), inner),)
-            case ObjectProduced():
-                return (Send(Address(Component.TX_EDGE, inner.edge_id), inner),)
             case RingQuiesced():
                 self.rings.pop(inner.ring_id, None)
                 # Only the process's end proves a reaping: a worker cannot say that of itself.
@@ -369,7 +257,7 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
                 return (*self._answered(ResetRole(inner.role_id)), Send(STAGE, inner))
             case RoleConfigured():
                 self.restarts = 0  # it works: a crash now is not one of a row of failed starts
-        to = _ROUTED.get(type(inner))
+        to = hearer(inner)
         return (Send(to, inner),) if to is not None else self._stale()
 
     def _died_running(self, event: ProcessNotification, now: float) -> Outcome[WorkerCtlState]:
@@ -381,15 +269,16 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
             crash = (*crash, Send(ME, event))
         return S.CRASHED, crash
 
-    def _crash(self, detail: str, now: float, *, kill: bool) -> tuple[Action, ...]:
+    def _crash(
+        self, detail: str, now: float, *, kill: bool, fatal: WorkerFatalReason | None = None
+    ) -> tuple[Action, ...]:
         self._why = detail
+        reason = RingFaultReason.WORKER_INTERNAL if kill else RingFaultReason.WORKER_PROCESS_EXITED
         faults = tuple(
-            Send(
-                ESTABLISHER, RingFault(r, i.edge_id, i.port_id, RingFaultReason.WORKER_PROCESS_EXITED, detail)
-            )
-            for r, i in self.rings.items()
+            Send(ESTABLISHER, RingFault(ring_id, install.edge_id, install.port_id, reason, detail))
+            for ring_id, install in self.rings.items()
         )
-        crashed = WorkerCrashed(self.generation, detail)
+        crashed = WorkerCrashed(self.generation, detail, fatal)
         return (
             *self._waits_no_more(),
             *((KillWorker(self.generation),) if kill else ()),
@@ -419,6 +308,12 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
             WriteWorker(self.generation, event),
             self.set_timer("bound", now + self._policy.stop_timeout),
         )
+
+    def _shutdown_again(self, event: ShutdownWorker, now: float) -> Outcome[WorkerCtlState]:
+        """Who cannot wait for the work in flight may say so later; the bound of the first word stands."""
+        if event.mode is ShutdownMode.GRACEFUL:
+            return S.STOPPING, ()
+        return S.STOPPING, (WriteWorker(self.generation, event),)
 
     def _stopping_event(self, event: FromWorker, now: float) -> Outcome[WorkerCtlState]:
         if event.generation != self.generation:
@@ -480,7 +375,7 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
         return tuple(Send(ESTABLISHER, RingQuiesced(ring_id, process_reaped=True)) for ring_id in rings)
 
     def _gone(self, reason: str) -> tuple[Action, ...]:
-        return (Send(NODE, WorkerGone(reason)),)
+        return (Send(NODE, WorkerGone(reason, self._fatal)),)
 
     def _nothing_to_stop(self, event: ShutdownWorker, now: float) -> Outcome[WorkerCtlState]:
         return S.STOPPED, self._gone("stopped")
@@ -492,22 +387,12 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
             return self.state, ()
         return self.state, (Send(ESTABLISHER, RingQuiesced(event.ring_id, process_reaped=True)),)
 
-    def _install_without_worker(self, event: InstallRing, now: float) -> Outcome[WorkerCtlState]:
-        reason = (
-            RingFaultReason.WORKER_SHUTTING_DOWN
-            if self.state is S.STOPPING
-            else RingFaultReason.WORKER_PROCESS_EXITED
+    def _without_worker(self, event: Answered, now: float) -> Outcome[WorkerCtlState]:
+        stopping = self.state is S.STOPPING
+        told = answer(
+            event, generation=self.generation, stopping=stopping, state=str(self.state), why=self._why
         )
-        fault = RingFault(event.ring_id, event.edge_id, event.port_id, reason, f"worker is {self.state}")
-        return self.state, (Send(ESTABLISHER, fault),)
-
-    def _reset_without_worker(self, event: ResetRole, now: float) -> Outcome[WorkerCtlState]:
-        return self.state, (Send(STAGE, RoleReset(event.role_id)),)
-
-    def _configure_without_worker(self, event: ConfigureRole, now: float) -> Outcome[WorkerCtlState]:
-        return self.state, (
-            Send(STAGE, WorkerCrashed(self.generation, f"worker is {self.state}: {self._why}")),
-        )
+        return self.state, (told,)
 
     def _stale(self) -> tuple[Action, ...]:
         self.stale_events += 1

@@ -159,10 +159,12 @@ class ReleaseFailed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCrashed:
-    """Synthesised by GpuWorkerCtl after process exit, process error or a broken control stream."""
+    """Synthesised by GpuWorkerCtl after process exit, process error or a broken control stream, and after a
+    WorkerFatal, whose reason is `fatal`."""
 
     worker_generation: WorkerGeneration
     detail: str
+    fatal: WorkerFatalReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +177,11 @@ class WorkerRunning:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
-    """GpuWorkerCtl to the node: no worker process is left (stopped in order, or failed)."""
+    """GpuWorkerCtl to the node: no worker process is left (stopped in order, or failed). `fatal` is what it
+    said itself while it started."""
 
     reason: str
+    fatal: WorkerFatalReason | None = None
 
 
 class ProcessNotificationKind(StrEnum):

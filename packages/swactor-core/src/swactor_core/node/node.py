@@ -33,7 +33,8 @@ from swactor_core.machines.node import (
     TransportStarted,
     WithdrawAvailable,
 )
-from swactor_core.machines.worker_ctl import GpuWorkerCtl, WorkerPolicy
+from swactor_core.machines.worker_ctl import GpuWorkerCtl
+from swactor_core.machines.worker_process import WorkerPolicy
 from swactor_core.messages import (
     Address,
     EventReport,

@@ -1,8 +1,8 @@
 """Pump tasks: perform the effects of `machines/pumps.py` on one ring and one transport edge.
 
-The hot path of a node: spans, cursors and awaits, no actor, no JSON. A pump's ring end belongs to its task
-alone. A hint is acknowledged before cursors are loaded, and cursors are looked at before every wait, so that
-a hint sent before the pump existed is not needed.
+The hot path of a node: spans and cursors, no actor, no JSON. A pump's ring end belongs to it alone. A hint
+is acknowledged before cursors are loaded, and cursors are looked at before every wait, so that a hint sent
+before the pump existed is not needed.
 """
 
 from __future__ import annotations
@@ -49,8 +49,19 @@ CONNECT_DEADLINE = 15.0
 GOODBYE_BOUND = 1.0
 
 
+_TURN_BYTES = 512 * 1024
+"""A pump that never has to wait lets the loop turn after this much."""
+
+_IMMEDIATE = (ReadStream, AwaitWritable, AwaitReadable, WriteStream, AwaitRoom)
+"""Effects that are answered without waiting, or not yet: the pump advances in the callback that wakes it."""
+
+
 class _PumpTask:
-    """Drives one pump machine until its EndPump; `stop()` may come at any await."""
+    """Drives one pump machine until its EndPump; `stop()` may come at any time.
+
+    Bytes move in the very callback that makes them movable, a hint or the transport's news: no task has to
+    be woken for them. The task of `run()` waits for what takes time, connecting and saying goodbye.
+    """
 
     def __init__(
         self,
@@ -69,31 +80,95 @@ class _PumpTask:
         self._now = now
         self._tell = tell
         self._hint = hint
-        self._hinted = asyncio.Event()
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
+        self._due: Effect | None = None
+        self._left: asyncio.Future[Effect | None] | None = None
+        self._advancing = False
+        self._woken = False
+        self._moved = 0
+        self._turn: asyncio.Handle | None = None
 
     def stop(self) -> None:
-        """Ends the pump at its next await; its task is over when nothing touches the ring any more."""
+        """Ends the pump; its task is over when nothing touches the ring any more."""
         self._stopping = True
-        if self._task is not None:
+        if self._due is not None:
+            self.wake()
+        elif self._task is not None and self._left is None:
             self._task.cancel()
 
     def wake(self) -> None:
-        """The other end of the ring has sent its hint."""
-        self._hinted.set()
+        """The other end of the ring has sent its hint, or the edge has news."""
+        if self._advancing:
+            self._woken = True  # from inside of an effect: looked at when that is over
+        elif self._due is not None:
+            self._advance()
 
     async def run(self) -> None:
         self._task = asyncio.current_task()
         effect: Effect | None = self._first()
         try:
             while effect is not None:
-                effect = self._perform(await self._answer(effect))
+                if isinstance(effect, _IMMEDIATE):
+                    self._due = effect
+                    self._left = asyncio.get_running_loop().create_future()
+                    self._advance()
+                    effect = await self._left
+                    self._left = None
+                else:
+                    effect = self._perform(await self._answer(effect))
         finally:
-            self._task = None
+            self._task = self._due = None
+            if self._turn is not None:
+                self._turn.cancel()
 
     def _first(self) -> Effect | None:
         raise NotImplementedError
+
+    def _advance(self) -> None:
+        """Answers immediate effects until one has no answer yet, or something else is due."""
+        assert self._left is not None
+        self._advancing = True
+        try:
+            while self._due is not None and not self._left.done():
+                self._woken = False
+                event = self._answer_now(self._due)
+                if event is None:
+                    if self._woken:
+                        continue
+                    return
+                following = self._perform(event)
+                if isinstance(following, _IMMEDIATE):
+                    self._due = following
+                    if self._moved >= _TURN_BYTES:
+                        self._yield()
+                        return
+                else:
+                    self._due = None
+                    self._left.set_result(following)
+        except Exception as error:  # raised where the pump is awaited, not in whoever woke it
+            self._due = None
+            self._left.set_exception(error)
+        finally:
+            self._advancing = False
+
+    def _yield(self) -> None:
+        self._moved = 0
+        if self._turn is None:
+            self._turn = asyncio.get_running_loop().call_soon(self._resume)
+
+    def _resume(self) -> None:
+        self._turn = None
+        self.wake()
+
+    def _answer_now(self, effect: Effect) -> object | None:
+        """The event that answers an immediate effect, None while there is none."""
+        if self._stopping:
+            return StopEdge(self._edge_id)
+        try:
+            return self._do_now(effect)
+        except (RingError, EdgeBroken, EdgeClosed, TransportError) as error:
+            return _broken(error)
 
     async def _answer(self, effect: Effect) -> object:
         """The event that answers `effect`; transport and ring errors become StreamBroke."""
@@ -110,12 +185,8 @@ class _PumpTask:
                 raise
             task.uncancel()
             return StopEdge(self._edge_id)
-        except RingError as error:
-            return StreamBroke(StreamFaultReason.RING_FAULT, error.message)
-        except (EdgeBroken, EdgeClosed) as error:
-            return StreamBroke(StreamFaultReason.STREAM_BROKEN, error.message)
-        except TransportError as error:
-            return StreamBroke(StreamFaultReason.PEER_UNREACHABLE, error.message)
+        except (RingError, EdgeBroken, EdgeClosed, TransportError) as error:
+            return _broken(error)
 
     async def _end(self, effect: EndPump) -> None:
         """Says goodbye to the other end, in bounded time; whatever comes of it, the pump has ended."""
@@ -148,8 +219,21 @@ class _PumpTask:
                     following = action
         return following
 
-    async def _do(self, effect: Effect) -> object:
+    def _do_now(self, effect: Effect) -> object | None:
         raise NotImplementedError
+
+    async def _do(self, effect: Effect) -> object:
+        raise AssertionError(f"{self.machine.NAME} cannot {effect}")
+
+
+def _broken(error: RingError | EdgeBroken | EdgeClosed | TransportError) -> StreamBroke:
+    match error:
+        case RingError():
+            return StreamBroke(StreamFaultReason.RING_FAULT, error.message)
+        case EdgeBroken() | EdgeClosed():
+            return StreamBroke(StreamFaultReason.STREAM_BROKEN, error.message)
+        case _:
+            return StreamBroke(StreamFaultReason.PEER_UNREACHABLE, error.message)
 
 
 class RecvPumpTask(_PumpTask):
@@ -161,34 +245,35 @@ class RecvPumpTask(_PumpTask):
         self._capacity = ring.layout.data_capacity
 
     def _first(self) -> Effect | None:
+        self._edge.watch(super().wake)
         return self._perform(Paired())
 
     def wake(self) -> None:
-        self._grant()
+        # Credit follows the consume cursor: every byte that may arrive fits the ring. Also while the pump
+        # waits for bytes and not for room.
+        if self._due is not None:
+            try:
+                self.ring.acknowledge_writable()
+                self._edge.grant(self.ring.consume + self._capacity)
+            except RingError:
+                self._stopping = True
         super().wake()
 
-    def _grant(self) -> None:
-        # Credit follows the consume cursor: every byte that may arrive fits the ring.
-        try:
-            self.ring.acknowledge_writable()
-            self._edge.grant(self.ring.consume + self._capacity)
-        except RingError:
-            self.stop()
-
-    async def _do(self, effect: Effect) -> object:
+    def _do_now(self, effect: Effect) -> object | None:
         match effect:
             case ReadStream():
                 span = self.ring.writable_span()
                 if not len(span):
                     return NoFreeSpace()
                 self._edge.grant(self.ring.consume + self._capacity)
-                count = await self._edge.read_into(span)
-                return BytesRead(count) if count else StreamEnded()
+                count = self._edge.take(span)
+                if not count:
+                    return None if count is None else StreamEnded()
+                self._moved += count
+                return BytesRead(count)
             case AwaitWritable():
-                await _hinted(
-                    self._hinted, self.ring.acknowledge_writable, lambda: len(self.ring.writable_span())
-                )
-                return RingWritable(self.ring_id)
+                self.ring.acknowledge_writable()
+                return RingWritable(self.ring_id) if len(self.ring.writable_span()) else None
         raise AssertionError(f"recv-pump cannot {effect}")
 
     async def _say_goodbye(self, *, orderly: bool) -> None:
@@ -212,42 +297,37 @@ class SendPumpTask(_PumpTask):
             case EnsureConnection():
                 await self._transport.connect(self._spec.rx_node_id, deadline=CONNECT_DEADLINE)
                 return Connected()
-            case AwaitReadable():
-                await _hinted(
-                    self._hinted, self.ring.acknowledge_readable, lambda: len(self.ring.readable_span())
-                )
-                return RingReadable(self.ring_id)
             case OpenEdgeStream():
                 self._edge = await self._transport.open_edge(
                     self._spec.rx_node_id, self._spec.edge_id, deadline=CONNECT_DEADLINE
                 )
+                self._edge.watch(self.wake)
                 return StreamOpened()
+        return await super()._do(effect)
+
+    def _do_now(self, effect: Effect) -> object | None:
+        match effect:
+            case AwaitReadable():
+                self.ring.acknowledge_readable()
+                return RingReadable(self.ring_id) if len(self.ring.readable_span()) else None
             case WriteStream():
-                assert self._edge is not None
                 span = self.ring.readable_span()
                 if not len(span):
                     return NothingCommitted()
-                if self._edge.room() <= 0:
-                    return WritePending()
-                return BytesAccepted(await self._edge.write(span))
+                return self._write(span) or WritePending()
             case AwaitRoom():
-                assert self._edge is not None
-                return BytesAccepted(await self._edge.write(self.ring.readable_span()))
+                return self._write(self.ring.readable_span())
         raise AssertionError(f"send-pump cannot {effect}")
+
+    def _write(self, span: memoryview) -> BytesAccepted | None:
+        assert self._edge is not None
+        count = self._edge.offer(span)
+        self._moved += count
+        return BytesAccepted(count) if count else None
 
     async def _say_goodbye(self, *, orderly: bool) -> None:
         if self._edge is not None:
             await (self._edge.finish() if orderly else self._edge.abort())
-
-
-async def _hinted(event: asyncio.Event, acknowledge: Callable[[], None], ready: Callable[[], int]) -> None:
-    """Returns when `ready()` is not 0: acknowledge, look, and only then wait for the next hint."""
-    while True:
-        event.clear()
-        acknowledge()
-        if ready():
-            return
-        await event.wait()
 
 
 PumpTask = RecvPumpTask | SendPumpTask

@@ -8,25 +8,20 @@ the orchestrator leave through `to_orchestrator`.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from swactor_core.actors import ActorSystem, MachineActor
-from swactor_core.errors import SwactorError
+from swactor_core.errors import ModelError, SwactorError
 from swactor_core.events import EventName
-from swactor_core.faults import Component, Fault, FaultReason
+from swactor_core.faults import Component, Fault, FaultReason, ModelFailure
 from swactor_core.fsm import Effect, Send
-from swactor_core.ids import NodeId
-from swactor_core.machines.stage import (
-    ModelFetch,
-    ModelOpened,
-    ModelRefused,
-    OpenModel,
-    StageController,
-    StageState,
-)
+from swactor_core.ids import NodeId, node_hex
+from swactor_core.machines.stage import StageController, StageState
+from swactor_core.machines.stage_effects import ModelFetch, ModelOpened, ModelRefused, OpenModel
 from swactor_core.messages import Address, ProvisionStage, StageFault, StageStopped, StopRun
 from swactor_core.node.data_plane import DataPlane
 from swactor_core.observe.bus import EventBus
@@ -38,6 +33,10 @@ STAGE = Address(Component.STAGE_CONTROLLER)
 TEARDOWN_BOUND = 10.0
 
 _STAGE_CONFIG = TypeAdapter(StageConfig)
+
+
+class _NoLongerWanted(Exception):
+    """The run ended while its model was being fetched."""
 
 
 class StageHost:
@@ -146,7 +145,7 @@ class StageHost:
         self._system.start_task(self._open_model(effect.provision), owner=STAGE)
 
     async def _open_model(self, provision: ProvisionStage) -> None:
-        loop = asyncio.get_running_loop()
+        loop, ended = asyncio.get_running_loop(), threading.Event()
 
         def tell(message: ModelFetch | ModelOpened | ModelRefused) -> None:
             # A slow open may outlive its run: what it finds does not concern the next one.
@@ -154,29 +153,50 @@ class StageHost:
                 self._system.tell(STAGE, message)
 
         def progress(done: int, total: int) -> None:
+            if ended.is_set() or not self._prepares(provision):
+                raise _NoLongerWanted
             loop.call_soon_threadsafe(tell, ModelFetch(done, total))
 
         try:
             config = await asyncio.to_thread(self._stage_config, provision, progress)
+        except _NoLongerWanted:
+            return
         except SwactorError as error:
-            tell(ModelRefused(f"{error.message}{f' ({error.hint})' if error.hint else ''}"))
+            cause = error.cause if isinstance(error, ModelError) else ModelFailure.REFUSED
+            tell(ModelRefused(f"{error.message}{f' ({error.hint})' if error.hint else ''}", cause))
         else:
             tell(ModelOpened(config))
+        finally:
+            ended.set()
+
+    def _prepares(self, provision: ProvisionStage) -> bool:
+        """Asked in the thread that fetches: whether anybody still waits for what it brings."""
+        controller = self.controller
+        return (
+            controller is not None
+            and controller.state is StageState.PREPARING
+            and self._provision is provision
+        )
 
     def _stage_config(
         self, provision: ProvisionStage, progress: Callable[[int, int], None]
     ) -> dict[str, Any]:
-        model = self._loader.open(self._loader.resolve(provision.gguf_source.uri, progress))
+        source = provision.gguf_source
+        layers = provision.layer_start, provision.layer_end_exclusive
+        model = self._loader.open(self._loader.resolve(source.uri, progress))
         try:
             digest = model.digest()
-            if provision.gguf_source.digest and digest != provision.gguf_source.digest:
-                raise SwactorError(
-                    f"{provision.gguf_source.uri!r} on this node is another file: digest {digest[:12]}, "
-                    f"the plan was made for {provision.gguf_source.digest[:12]}",
+            if source.digest and digest != source.digest:
+                raise ModelError(
+                    f"{source.shown!r} on node {node_hex(self._node_id)} is another file: its digest is "
+                    f"{digest}, the plan was made for {source.digest}",
                     hint="put the same file on every node",
+                    cause=ModelFailure.DIFFERENT_FILE,
                 )
+            manifest = model.manifest(*layers)
+            model.fetch(*layers, progress=progress)
             config = StageConfig(
-                manifest=model.manifest(provision.layer_start, provision.layer_end_exclusive),
+                manifest=manifest,
                 max_context=provision.model.max_seq_len,
                 prefill_chunk=provision.runtime.prefill_chunk,
                 input_spec=provision.inbound.object_spec,

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from swactor_core.actors import ActorSystem
 from swactor_core.fsm import Effect
 from swactor_core.ids import WorkerGeneration
-from swactor_core.machines.worker_ctl import ME, FromWorker, KillWorker, SpawnWorker, WriteWorker
+from swactor_core.machines.worker_ctl import ME
 from swactor_core.machines.worker_effects import ControlClosed
+from swactor_core.machines.worker_process import FromWorker, KillWorker, SpawnWorker, WriteWorker
 from swactor_core.messages import (
     ProcessNotification,
     ProcessNotificationKind,

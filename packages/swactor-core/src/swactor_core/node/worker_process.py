@@ -19,7 +19,8 @@ from swactor_core.actors import ActorSystem
 from swactor_core.codec import MAX_LINE, CodecError, MessageCodec
 from swactor_core.fsm import Effect
 from swactor_core.ids import WorkerGeneration
-from swactor_core.machines.worker_ctl import ME, FromWorker, KillWorker, SpawnWorker, WriteWorker
+from swactor_core.machines.worker_ctl import ME
+from swactor_core.machines.worker_process import FromWorker, KillWorker, SpawnWorker, WriteWorker
 from swactor_core.messages import (
     WORKER_COMMANDS,
     WORKER_EVENTS,

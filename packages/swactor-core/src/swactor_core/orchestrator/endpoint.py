@@ -172,6 +172,6 @@ class EndpointAdapter:
         if self._on_logits is not None:
             self._on_logits(loaded.sequence, row)
         try:
-            return TokenDecoded(loaded.sequence, self._sampler.sample(row))
+            return TokenDecoded(loaded.sequence, self._sampler.pick(row))
         except UndecidableLogits as error:
             return TokenUndecodable(loaded.sequence, error.message)

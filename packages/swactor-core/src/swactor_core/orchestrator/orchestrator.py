@@ -16,12 +16,14 @@ from typing import Any
 from swactor_core.actors import ActorSystem, MachineActor
 from swactor_core.config import ClusterConfig, PluginChoice, split_host_port
 from swactor_core.errors import ResourceError, SwactorError
+from swactor_core.events import EventName
 from swactor_core.faults import Component, Fault, FaultReason
 from swactor_core.fsm import Effect, Send
 from swactor_core.ids import NodeId, RunId, StageIndex, node_id_of
 from swactor_core.machines.endpoint import OpenTokenEdges
 from swactor_core.machines.pool import BeginPool, MemberChanged, PoolGate, ReportPool
-from swactor_core.machines.run import (
+from swactor_core.machines.run import Run, RunBounds
+from swactor_core.machines.run_effects import (
     BuildPlan,
     DeliverToken,
     FinishRun,
@@ -29,8 +31,6 @@ from swactor_core.machines.run import (
     PlanBuilt,
     PlanFailed,
     ReportProgress,
-    Run,
-    RunBounds,
     RunMoved,
     RunOutcome,
     RunState,
@@ -193,6 +193,7 @@ class Orchestrator:
         self._listener = RunListener()
         self._finished: asyncio.Future[FinishRun] | None = None
         self._pool_gate: PoolGate | None = None
+        self._run: Run | None = None
         self._times: list[float] = []
         self._injected = 0.0
         self.on_finished: Callable[[], None] = lambda: None
@@ -309,10 +310,10 @@ class Orchestrator:
             wait_for_lost=pool.wait_for_lost,
             names={node_id_of(bytes.fromhex(node.public_key)): node.name for node in self._cluster.nodes},
         )
-        self._pool_gate = gate
+        self._pool_gate, self._run = gate, run
         sampler = None
         if request.token_output_policy is TokenOutputPolicy.LOGITS:
-            sampler = Sampler(request.sampling, request.token_count)
+            sampler = Sampler(request.sampling.after(request.prompt), request.token_count)
         EndpointAdapter(self.system, self.bus, self._rings, sampler=sampler, on_logits=on_logits)
         self._host(POOL, gate)
         self._host(RUN, run, defaults={"run_id": run_id})
@@ -464,6 +465,9 @@ class Orchestrator:
                     log.warning("node %016x dropped %d events", node_id, dropped)
             case NodeFaulted():
                 self._to_pool(message)
+                # The run hears it before what the same node's stage says of its end, which is no cause.
+                if self._pool_gate is not None and node_id in self._pool_gate.candidates:
+                    self.system.tell(RUN, message)
             case NodeAvailable():
                 self.system.tell(POOL, message)
             case StageReady() | StageFault() | StageProgress() | StageStopped():
@@ -481,6 +485,22 @@ class Orchestrator:
             self._arena_ready.set_exception(ResourceError(f"the orchestrator cannot start: {detail}"))
         if address == RUN or not self.system.lives(RUN):
             if self._finished is not None and not self._finished.done():
-                self._finished.set_result(FinishRun(RunOutcome.FAULTED, fault, (), ("teardown was not run",)))
+                self._finish_without_run(self._finished, fault)
         else:
             self.system.tell(RUN, EndpointsFailed(fault))
+
+    def _finish_without_run(self, finished: asyncio.Future[FinishRun], fault: Fault) -> None:
+        """What decides and tears down is broken itself: the one outcome is recorded all the same, as it was
+        decided, or else as this fault. Nodes stop the run when their link ends."""
+        run, identity = self._run, {"run_id": self._run_ids}
+        outcome, first = RunOutcome.FAULTED, fault
+        if run is not None and run.outcome is not None:
+            outcome, first = run.outcome, run.fault or fault
+        else:
+            self.bus.emit(EventName.RUN_FAULTED, {**identity, **fault.fields()})
+        unproven = (f"teardown was not run: {fault.detail}",)
+        torn_down = {"outcome": str(outcome), "unproven": list(unproven)}
+        self.bus.emit(EventName.RUN_TORN_DOWN, {**identity, **torn_down})
+        self.on_finished()
+        recorded = first if outcome is RunOutcome.FAULTED else None
+        finished.set_result(FinishRun(outcome, recorded, (), unproven))

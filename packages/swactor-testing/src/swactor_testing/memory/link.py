@@ -96,7 +96,7 @@ class LinkEnd:
         self.peer_key = peer_key
         self.peer_epoch = peer_epoch
         self.out = Lane(latency)
-        self.streams: set[Stream] = set()
+        self.streams: dict[Stream, None] = {}  # in the order in which they were opened
         self.other: LinkEnd = self
         self.on_ended: Callable[[LinkEnd, str, bool], None] = lambda end, reason, lost: None
 

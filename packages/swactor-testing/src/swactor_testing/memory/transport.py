@@ -282,6 +282,7 @@ class MemoryTransport:
             edge_id,
             send_bound=self.settings.send_bound,
             break_after=self._hub.break_after(edge_id),
+            damage=self._hub.damage(edge_id),
         )
         duplicate = any(s.edge_id == edge_id for s in senders)
         edge.reader = MemoryRecvEdge(end.other, edge_id, edge)

@@ -1,28 +1,24 @@
-"""The one module that touches aioquic's private names, and a check at import that they are all there.
+"""A connection whose credit is granted, whose peer is named by its key, and whose flushes are bounded.
 
 aioquic has no public way to tie receive credit to consumption, to bound what a stream holds unsent, to ask
-a client for its certificate, or to leave out the pacer. Each is one small override here; the rest of the
-package sees `Connection`, `SendHalf` and `ReceiveHalf`. Knows no socket, no clock and no edge.
+a client for its certificate, or to leave out the pacer. Each is one small override here. Knows no socket, no
+clock and no edge.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import aioquic
 from aioquic import tls
 from aioquic.quic import connection as _connection
 from aioquic.quic.configuration import QuicConfiguration
-from aioquic.quic.connection import QuicConnection
 from aioquic.quic.packet import QuicFrameType
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketPacer, QuicPacketSpace
 from aioquic.quic.stream import QuicStream
-from swactor_core.errors import PluginError
 
+from swactor_transport_quic.compat.packets import ShortPackets
 from swactor_transport_quic.identity import Claim, IdentityRejected, read_certificate
 
 MAX_DATA = 2**61
@@ -107,23 +103,25 @@ class SendHalf:
 class ReceiveHalf:
     """A stream's receiving half: its advertised limit."""
 
-    __slots__ = ("_stream", "stream_id")
+    __slots__ = ("_connection", "_stream", "stream_id")
 
-    def __init__(self, stream: QuicStream, stream_id: int) -> None:
+    def __init__(self, connection: ShortPackets, stream: QuicStream, stream_id: int) -> None:
         self.stream_id = stream_id
+        self._connection = connection
         self._stream = stream
 
     def advertise(self, limit: int) -> None:
         """Lets the peer send up to the absolute offset `limit`; the next flush tells it."""
         if limit > self._stream.max_stream_data_local:
             self._stream.max_stream_data_local = limit
+            self._connection.wanting[self._stream] = None
 
     @property
     def finished(self) -> bool:
         return self._stream.receiver.is_finished
 
 
-class Connection(QuicConnection):
+class Connection(ShortPackets):
     """A connection whose credit is granted, whose peer is named by its key, and whose flushes are bounded.
 
     `limits(alpn)` gives the stream limits, `judge(claim)` returns why a peer is refused or an empty string.
@@ -273,7 +271,7 @@ class Connection(QuicConnection):
     def receive_half(self, stream_id: int) -> ReceiveHalf | None:
         """None when the stream is already forgotten."""
         stream = self._streams.get(stream_id)
-        return None if stream is None else ReceiveHalf(stream, stream_id)
+        return None if stream is None else ReceiveHalf(self, stream, stream_id)
 
     def stop_receiving(self, stream_id: int, code: int) -> None:
         """Asks the peer to stop; nothing happens when it has already ended the stream."""
@@ -285,88 +283,3 @@ class Connection(QuicConnection):
         """Resets the sending half; nothing happens when the stream is already forgotten."""
         if stream_id in self._streams:
             self.reset_stream(stream_id, code)
-
-
-CONNECTION_NAMES = (
-    "_initialize",
-    "_alpn_handler",
-    "_serialize_transport_parameters",
-    "_write_stream_limits",
-    "_on_max_stream_data_delivery",
-    "_is_client",
-    "_streams",
-    "_local_max_streams_uni",
-    "_local_max_streams_bidi",
-    "_local_max_stream_data_uni",
-    "_local_max_stream_data_bidi_local",
-    "_local_max_stream_data_bidi_remote",
-    "_remote_max_streams_uni",
-    "_remote_max_streams_bidi",
-    "_handshake_confirmed",
-    "_close_event",
-    "_state",
-    "_spaces",
-    "_loss",
-)
-TLS_NAMES = (
-    "_request_client_certificate",
-    "_peer_certificate",
-    "_peer_certificate_chain",
-    "_set_peer_certificate",
-    "handshake_extensions",
-)
-STREAM_NAMES = (
-    "max_stream_data_local",
-    "max_stream_data_local_sent",
-    "max_stream_data_remote",
-    "is_finished",
-)
-SENDER_NAMES = ("_buffer_start", "_buffer_stop", "_reset_error_code", "is_finished")
-RECEIVER_NAMES = ("is_finished",)
-SPACE_NAMES = ("ack_at",)
-LOSS_NAMES = ("_pacer",)
-MODULE_NAMES = ("MAX_STREAM_DATA_FRAME_CAPACITY", "QuicConnectionState")
-
-
-def missing_names(owners: dict[str, tuple[Any, tuple[str, ...]]]) -> list[str]:
-    """The `owner.name` of every private name that its owner lacks."""
-    return [
-        f"{label}.{name}"
-        for label, (owner, names) in owners.items()
-        for name in names
-        if not hasattr(owner, name)
-    ]
-
-
-def private_names() -> dict[str, tuple[Any, tuple[str, ...]]]:
-    """Every owner of private names, as this aioquic makes it, with the names that this module uses."""
-    connection = QuicConnection(configuration=QuicConfiguration(is_client=True))
-    stream = QuicStream(stream_id=0)
-    return {
-        "QuicConnection": (connection, CONNECTION_NAMES),
-        "tls.Context": (tls.Context(is_client=True), TLS_NAMES),
-        "QuicStream": (stream, STREAM_NAMES),
-        "QuicStreamSender": (stream.sender, SENDER_NAMES),
-        "QuicStreamReceiver": (stream.receiver, RECEIVER_NAMES),
-        "QuicPacketSpace": (QuicPacketSpace(), SPACE_NAMES),
-        "QuicPacketRecovery": (getattr(connection, "_loss", None), LOSS_NAMES),
-        "aioquic.quic.connection": (_connection, MODULE_NAMES),
-    }
-
-
-def check_names(owners: dict[str, tuple[Any, tuple[str, ...]]]) -> None:
-    """Raises PluginError that names this aioquic and what it lacks."""
-    missing = missing_names(owners)
-    if missing:
-        raise PluginError(
-            f"aioquic {aioquic.__version__} lacks {', '.join(missing)}, which transport quic relies on",
-            hint="install aioquic>=1.7.2,<1.8",
-        )
-
-
-check_names(private_names())
-
-# aioquic tells every connection's steps at INFO and every packet's at DEBUG, which costs on the hot path.
-_aioquic_logger = logging.getLogger("quic")
-if _aioquic_logger.level == logging.NOTSET:
-    _aioquic_logger.setLevel(logging.WARNING)

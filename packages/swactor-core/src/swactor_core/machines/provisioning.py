@@ -1,0 +1,109 @@
+"""Provisioning messages (spec section 12): from the run plan to the node, and from the node to its edges.
+
+Pure functions between the vocabulary's data: what the orchestrator tells each stage's node, what either side
+tells its EdgeEstablisher, and what makes an assignment one that no node can take. Knows no machine.
+"""
+
+from __future__ import annotations
+
+from swactor_core.ids import INPUT_PORT, OUTPUT_PORT, RoleId
+from swactor_core.messages import (
+    InboundEdgeProvision,
+    OutboundEdgeProvision,
+    ProvisionRx,
+    ProvisionStage,
+    ProvisionTx,
+    StageModelFacts,
+    StageRuntimeFacts,
+)
+from swactor_core.plan import EdgeKind, RunPlan, StagePlan
+from swactor_core.specs import RingDirection
+
+
+def provision_stage(plan: RunPlan, stage: StagePlan, *, prefill_chunk: int) -> ProvisionStage:
+    """What the orchestrator tells the node of this stage; `prefill_chunk` in rows."""
+    edges = {edge.edge_id: edge for edge in plan.edges}
+    inbound, outbound = edges[stage.inbound_edge], edges[stage.outbound_edge]
+    model = plan.model
+    last = stage.stage_index == stage.stage_count - 1
+    return ProvisionStage(
+        run_id=plan.run_id,
+        stage_index=stage.stage_index,
+        stage_count=stage.stage_count,
+        gguf_source=stage.gguf_source,
+        layer_start=stage.layer_start,
+        layer_end_exclusive=stage.layer_end_exclusive,
+        inbound=InboundEdgeProvision(
+            inbound.edge_id,
+            inbound.kind,
+            inbound.producer.node_id,
+            inbound.object_spec,
+            inbound.ring_spec(RingDirection.INGRESS),
+        ),
+        outbound=OutboundEdgeProvision(
+            outbound.edge_id,
+            outbound.kind,
+            outbound.consumer.node_id,
+            outbound.object_spec,
+            outbound.ring_spec(RingDirection.EGRESS),
+        ),
+        model=StageModelFacts(
+            model.model_id,
+            model.num_layers,
+            model.hidden_dim,
+            model.dtype_family,
+            model.dtype_width_bytes,
+            model.max_seq_len,
+        ),
+        runtime=StageRuntimeFacts(
+            RoleId(plan.run_id),  # a late word of an earlier run's role is told apart by it
+            INPUT_PORT,
+            OUTPUT_PORT,
+            plan.runtime.sampling if last else None,
+            plan.runtime.token_output_policy,
+            prefill_chunk,
+        ),
+    )
+
+
+def token_edges(plan: RunPlan) -> tuple[ProvisionTx, ProvisionRx]:
+    """The orchestrator's own ends: producer of token-in, consumer of token-out."""
+    token_in = next(edge for edge in plan.edges if edge.kind is EdgeKind.TOKEN_IN)
+    token_out = next(edge for edge in plan.edges if edge.kind is EdgeKind.TOKEN_OUT)
+    return (
+        ProvisionTx(
+            token_in.edge_id,
+            OUTPUT_PORT,
+            token_in.consumer.node_id,
+            token_in.object_spec,
+            token_in.ring_spec(RingDirection.EGRESS),
+        ),
+        ProvisionRx(
+            token_out.edge_id,
+            INPUT_PORT,
+            token_out.producer.node_id,
+            token_out.object_spec,
+            token_out.ring_spec(RingDirection.INGRESS),
+        ),
+    )
+
+
+def stage_edges(provision: ProvisionStage) -> tuple[ProvisionRx, ProvisionTx]:
+    """A stage's ends: receives inbound, sends outbound."""
+    inbound, outbound, runtime = provision.inbound, provision.outbound, provision.runtime
+    return (
+        ProvisionRx(
+            inbound.edge_id,
+            runtime.input_port,
+            inbound.producer_node_id,
+            inbound.object_spec,
+            inbound.ring_spec,
+        ),
+        ProvisionTx(
+            outbound.edge_id,
+            runtime.output_port,
+            outbound.consumer_node_id,
+            outbound.object_spec,
+            outbound.ring_spec,
+        ),
+    )

@@ -1,0 +1,99 @@
+"""What passes between the run and its adapter: its states and outcomes, results that are events, effects.
+
+Data only. The other events of the run are messages of nodes, the pool and the token endpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from swactor_core.faults import Fault
+from swactor_core.fsm import Effect
+from swactor_core.ids import Sequence, StageIndex
+from swactor_core.messages import NodeAvailable, ProvisionRx, ProvisionTx, StageProgress, StageStats
+from swactor_core.plan import RunPlan
+
+
+class RunState(StrEnum):
+    PLANNING = "Planning"
+    PROVISIONING = "Provisioning"
+    WAITING_READY = "WaitingReady"
+    RUNNING = "Running"
+    COMPLETED = "Completed"
+    FAULTED = "Faulted"
+    OPERATOR_STOPPED = "OperatorStopped"
+    TEARING_DOWN = "TearingDown"
+    DONE = "Done"
+
+
+class RunOutcome(StrEnum):
+    COMPLETED = "completed"
+    FAULTED = "faulted"
+    OPERATOR_STOPPED = "operator-stopped"
+
+
+# --- events ---
+
+
+@dataclass(frozen=True, slots=True)
+class PlanBuilt:
+    plan: RunPlan
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFailed:
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Self-sent: leaves a state that is only passed through."""
+
+
+# --- effects ---
+
+
+@dataclass(frozen=True, slots=True)
+class BuildPlan(Effect):
+    nodes: tuple[NodeAvailable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEndpoints(Effect):
+    """Provision the orchestrator's two token edges."""
+
+    token_in: ProvisionTx
+    token_out: ProvisionRx
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverToken(Effect):
+    """A token for whoever asked for the run."""
+
+    sequence: Sequence
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportProgress(Effect):
+    """For people: what a stage is doing before the barrier."""
+
+    progress: StageProgress
+
+
+@dataclass(frozen=True, slots=True)
+class RunMoved(Effect):
+    """For people: the run has entered this state."""
+
+    state: RunState
+
+
+@dataclass(frozen=True, slots=True)
+class FinishRun(Effect):
+    """The run is Done; this is its one outcome."""
+
+    outcome: RunOutcome
+    fault: Fault | None
+    stats: tuple[tuple[StageIndex, StageStats], ...]
+    unproven: tuple[str, ...]

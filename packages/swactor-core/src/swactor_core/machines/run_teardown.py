@@ -1,0 +1,68 @@
+"""What a run has given out and must get back (spec section 38): stages on nodes, and its token endpoints.
+
+A ledger, no machine: `run.py` enters what it provisioned, what stopped and which node is gone, and reads who
+is still to be told, who is waited for, and what the end cannot prove.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from swactor_core.ids import NodeId, StageIndex
+from swactor_core.messages import StageStats, StageStopped
+
+
+@dataclass(slots=True)
+class RunTeardown:
+    nodes: dict[StageIndex, NodeId] = field(default_factory=dict)
+    endpoints_opened: bool = False
+    endpoints_stopped: bool = False
+    _gone: set[NodeId] = field(default_factory=set)
+    _stopped: dict[StageIndex, StageStopped] = field(default_factory=dict)
+    _unproven: tuple[str, ...] = ()
+
+    def stage_of(self, node_id: NodeId) -> StageIndex | None:
+        return next((index for index, node in self.nodes.items() if node == node_id), None)
+
+    def note_stopped(self, event: StageStopped) -> None:
+        self._stopped[event.stage_index] = event
+
+    def note_lost(self, node_id: NodeId) -> None:
+        self._gone.add(node_id)
+
+    def note_endpoints(self, unproven: tuple[str, ...]) -> None:
+        self.endpoints_stopped = True
+        self._unproven += unproven
+
+    def missing(self) -> dict[StageIndex, NodeId]:
+        """Stages that have not stopped, on nodes that can still say so."""
+        return {
+            index: node
+            for index, node in self.nodes.items()
+            if index not in self._stopped and node not in self._gone
+        }
+
+    @property
+    def complete(self) -> bool:
+        return not self.missing() and (self.endpoints_stopped or not self.endpoints_opened)
+
+    def give_up(self, seconds: float) -> tuple[str, ...]:
+        """The bound has passed: what is still missing is unproven; these are its names."""
+        missing = tuple(f"stage {i} did not say StageStopped within {seconds:g} s" for i in self.missing())
+        if self.endpoints_opened and not self.endpoints_stopped:
+            missing += (f"the token endpoints did not stop within {seconds:g} s",)
+        self._unproven += missing
+        return missing
+
+    def unproven(self) -> tuple[str, ...]:
+        """All that teardown could not prove, of this process first, then as the stages reported it."""
+        of_stages = tuple(what for stopped in self._stopped.values() for what in stopped.unproven)
+        with_nodes = tuple(
+            f"stage {index} went with its node"
+            for index, node in self.nodes.items()
+            if node in self._gone and index not in self._stopped
+        )
+        return self._unproven + of_stages + with_nodes
+
+    def stats(self) -> tuple[tuple[StageIndex, StageStats], ...]:
+        return tuple((index, stopped.stats) for index, stopped in sorted(self._stopped.items()))

@@ -1,0 +1,81 @@
+"""A stage's steps (spec section 16): which sequence comes next, at which position, and what it is told to do.
+
+A ledger, no machine: `stage.py` enters what loaded, was produced and completed, and sends what is made here.
+Sequence s goes in and s comes out; rows of a prefill move the position on by their number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swactor_core.ids import ObjectId, RingId, Sequence, StepId
+from swactor_core.messages import (
+    ExecuteStep,
+    InputBinding,
+    ObjectLoaded,
+    OutputBinding,
+    ProvisionStage,
+    StageStats,
+    StepCompleted,
+    StepRuntime,
+)
+from swactor_core.plan import EdgeKind
+
+_FIRST = Sequence(0)
+_NONE = StepId(0)
+_NO_STATS = StageStats()
+
+
+@dataclass(slots=True)
+class StageSteps:
+    """`expected` is the sequence of the next input; `input` the object of the step in flight, or of the one
+    that failed. `completion` waits here for the gate's word of the output, or the output for it."""
+
+    expected: Sequence = _FIRST
+    step_id: StepId = _NONE
+    input: ObjectLoaded | None = None
+    produced: bool = False
+    completion: StepCompleted | None = None
+    stats: StageStats = _NO_STATS
+    _position: int = 0
+    _rows: int = 0
+
+    def begin(self, plan: ProvisionStage, loaded: ObjectLoaded, output_ring: RingId) -> ExecuteStep:
+        """The one step for this object, whose sequence is the expected one."""
+        self.input, self.produced, self.completion = loaded, False, None
+        self.step_id = StepId(self.step_id + 1)
+        self._rows = loaded.extent // plan.inbound.object_spec.row_bytes
+        rows_out = 1 if plan.outbound.kind is EdgeKind.TOKEN_OUT else self._rows
+        runtime = plan.runtime
+        return ExecuteStep(
+            role_id=runtime.role_id,
+            step_id=self.step_id,
+            inputs=(
+                InputBinding(runtime.input_port, loaded.object_id, loaded.sequence, loaded.device_handle),
+            ),
+            outputs=(
+                OutputBinding(
+                    port_id=runtime.output_port,
+                    ring_id=output_ring,
+                    object_id=ObjectId(loaded.object_id),
+                    sequence=loaded.sequence,
+                    extent=rows_out * plan.outbound.object_spec.row_bytes,
+                ),
+            ),
+            runtime=StepRuntime(self._position),
+            release_inputs_after=True,
+        )
+
+    def end(self, completed: StepCompleted) -> Sequence:
+        """The step is through: the sequence that it was of."""
+        sequence = self.expected
+        prefill = completed.compute_seconds if sequence == 0 else 0.0
+        self.stats = StageStats(
+            self.stats.steps + 1,
+            self.stats.prefill_seconds + prefill,
+            self.stats.decode_seconds + completed.compute_seconds - prefill,
+        )
+        self.expected = Sequence(sequence + 1)
+        self._position += self._rows
+        self.input = None
+        return sequence

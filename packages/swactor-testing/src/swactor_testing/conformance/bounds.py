@@ -1,0 +1,98 @@
+"""Bounded waits that say what they waited for, comparisons that say where, and what a process holds open.
+
+Knows asyncio and /proc; no plug-in and no contract.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from random import Random
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def seeded(seed: int) -> Random:
+    """Repeatable chance: a test that draws from it says its seed when it fails."""
+    return Random(seed)  # noqa: S311 - draws patterns and orders, keeps no secret
+
+
+async def within(seconds: float, work: Awaitable[T], what: str) -> T:
+    """The result of `work`. Raises AssertionError, naming `what`, when it takes longer."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            return await work
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise AssertionError(f"waited {seconds:g} s in vain for {what}") from None
+
+
+async def until(seconds: float, condition: Callable[[], bool], what: str) -> None:
+    """Returns as soon as `condition()` holds, looked at every 5 ms. Raises AssertionError naming `what`."""
+
+    async def look() -> None:
+        while not condition():  # noqa: ASYNC110 - a foreign plug-in has no event to wait for
+            await asyncio.sleep(0.005)
+
+    await within(seconds, look(), what)
+
+
+@contextlib.asynccontextmanager
+async def meanwhile(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """`work` as a task that is over, cancelled if need be, when the block ends."""
+    task = asyncio.ensure_future(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+        if not task.cancelled():
+            task.exception()  # seen: the block's own failure is the one to report
+
+
+def same_bytes(received: bytes | bytearray, sent: bytes | bytearray, where: str) -> None:
+    """Raises AssertionError that says where they first differ, instead of printing both."""
+    if received == sent:
+        return
+    pairs = zip(received, sent, strict=False)
+    first = next((index for index, (got, gave) in enumerate(pairs) if got != gave), None)
+    if first is None:
+        raise AssertionError(f"{where}: {len(received)} bytes arrived of {len(sent)} sent")
+    raise AssertionError(
+        f"{where}: byte {first} is {received[first]:#04x}, sent was {sent[first]:#04x} "
+        f"({len(received)} bytes arrived of {len(sent)})"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What this process holds: unfinished tasks of the running loop, open descriptors by what they are."""
+
+    tasks: frozenset[asyncio.Task[Any]]
+    descriptors: frozenset[str]
+
+    @classmethod
+    def now(cls) -> Footprint:
+        gc.collect()
+        found = set()
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # the directory's own descriptor is gone by now
+                found.add(os.readlink(f"/proc/self/fd/{name}"))
+        return cls(frozenset(asyncio.all_tasks()), frozenset(found))
+
+    async def assert_nothing_left(self) -> None:
+        """Raises AssertionError for tasks and descriptors that are here now and were not then. What was
+        cancelled or is just ending has a few turns of the loop to be over."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+        now = Footprint.now()
+        tasks, descriptors = now.tasks - self.tasks, now.descriptors - self.descriptors
+        assert not tasks, f"left over: {tasks}"
+        assert not descriptors, f"left open: {sorted(descriptors)}"

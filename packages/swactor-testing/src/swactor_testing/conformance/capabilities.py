@@ -1,0 +1,87 @@
+"""What a plug-in under test says of itself: facts that a contract cannot find out, and its bounds.
+
+Pure data, a record per kind. Times in seconds, sizes in bytes. A capability switches no guarantee off: it
+says which of two truths a test expects, or how long the kit waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from swactor_core.spi.loader import StageManifest
+
+NOTHING: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaCapabilities:
+    """`provider` is the name it is registered under; `crosses_processes` as in its provider's capabilities:
+    its memory is then reached by an inherited descriptor from a process of its own."""
+
+    provider: str
+    crosses_processes: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TransportCapabilities:
+    """`settings` go into every context. `patience`: nothing that must happen takes longer. `loss_within`:
+    how soon a peer whose process was killed is told as lost. `control_bound`: bytes of frames a sender can
+    be ahead of a peer that reads none. `edges` and `large_payload`: how much the kit moves at once."""
+
+    provider: str
+    crosses_processes: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    patience: float = 10.0
+    loss_within: float = 5.0
+    control_bound: int = 16 << 20
+    edges: int = 48
+    large_payload: int = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipCapabilities:
+    """`settings` go into every context. `converges_within`: participants that can reach each other are alive
+    in every view. `dead_within`: one that ended without a word is dead in every view of the others. `sealed`:
+    datagrams of another `gossip_key` are not heard."""
+
+    provider: str
+    crosses_processes: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    converges_within: float = 10.0
+    dead_within: float = 10.0
+    sealed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCapabilities:
+    """What the backend is run with: `manifest(layer_start, layer_end_exclusive)` of one small model, `prompt`
+    token ids of it, `settings` of the backend, and `max_context` rows.
+
+    `deterministic`: the same prompt gives the same ids. `split_invariant`: however layers are divided over
+    stages. `expected`: the ids that greedy sampling makes of `prompt`, where they are known. `copy_polls` is
+    how often the kit asks for the completion of one copy, a millisecond apart."""
+
+    provider: str
+    manifest: Callable[[int, int], StageManifest]
+    num_layers: int
+    prompt: tuple[int, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    max_context: int = 64
+    deterministic: bool = True
+    split_invariant: bool = True
+    expected: tuple[int, ...] = ()
+    copy_polls: int = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderCapabilities:
+    """`models` are names that `resolve` knows without a network, small ones; two at least, of different
+    content. `reads_files`: what `open` is given is a file, so that missing and damaged ones must be refused.
+    `lossless`: text comes back from its ids byte for byte; otherwise but for white space and normal form."""
+
+    provider: str
+    models: tuple[str, ...]
+    reads_files: bool = True
+    lossless: bool = True

@@ -1,0 +1,314 @@
+"""The transport contract (spec sections 23, 24, 35): peers by key and epoch, losses, the end of everything.
+
+With `edges.py` and `control.py` below it; the guarantees are those of `swactor_core.spi.transport`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from swactor_core.errors import EdgeBroken, EdgeClosed, ResourceError, TransportError
+from swactor_core.ids import EdgeId, NodeId, node_hex, node_id_of
+from swactor_core.spi.provider import Kind
+
+from swactor_testing.conformance.bounds import Footprint, meanwhile, until, within
+from swactor_testing.conformance.control import ControlContract
+from swactor_testing.conformance.doomed import FAREWELL, Plan
+from swactor_testing.conformance.transport_rig import Endpoint, Neighbour, Pair, TransportRig, seed_of
+
+CLOSE_BOUND = 2.0
+SLACK = 1.0
+"""For a busy machine, beyond a bound that the interface states."""
+
+REFUSED_WITHIN = 0.5
+"""Deadline of attempts that must fail."""
+
+Kill = Callable[[], None]
+
+
+class TransportContract(ControlContract):
+    """Everything a transport keeps. Heirs give the fixture `plugin` and `capabilities`."""
+
+    kind = Kind.TRANSPORT
+
+    def test_it_is_registered_under_its_name(self) -> None:
+        """Configuration chooses a provider by kind and name."""
+        provider = self.provider()
+        assert provider.crosses_processes == self.capabilities.crosses_processes
+
+    # --- peers ---
+
+    async def test_a_node_id_and_a_key_come_from_the_seed(self, rig: TransportRig) -> None:
+        """`public_key` of the seed is the endpoint's; different seeds have different keys."""
+        one = await rig.start("one")
+        assert one.transport.public_key == rig.plugin.public_key(seed_of("one"))
+        assert rig.plugin.public_key(seed_of("one")) != rig.plugin.public_key(seed_of("two"))
+
+    async def test_a_known_peer_is_connected_and_either_side_may_open(self, pair: Pair) -> None:
+        """`connect` ensures the cached connection; edges then go both ways between the same two nodes."""
+        left, right = pair.left, pair.right
+        await left.transport.connect(right.node_id, deadline=pair.patience)
+        back = Pair(right, left, pair.patience)
+        for direction in (pair, back):
+            sender, reader = await direction.edge()
+            reader.grant(10)
+            await direction.write_all(sender, b"hello")
+            assert await direction.read_exactly(reader, 5) == b"hello"
+
+    async def test_an_unknown_peer_is_an_error_that_names_it(self, rig: TransportRig) -> None:
+        """`connect` and `open_edge` raise TransportError naming the peer."""
+        left = await rig.start("left")
+        stranger = node_id_of(b"nobody")
+        for call in _openings(left, stranger, REFUSED_WITHIN):
+            await self._fails(call(), stranger)
+
+    async def test_a_peer_that_does_not_listen_fails_within_the_deadline(self, rig: TransportRig) -> None:
+        """`connect`: within `deadline` seconds."""
+        left, gone = await rig.start("left"), await rig.start("gone")
+        left.transport.set_peer(gone.peer())
+        await gone.transport.close()
+        for call in _openings(left, gone.node_id, REFUSED_WITHIN):
+            await self._fails(call(), gone.node_id)
+
+    async def test_another_key_at_a_peers_address_is_refused(self, rig: TransportRig) -> None:
+        """Peers are pinned by key: who answers with another one is not the peer, and hears of no stream."""
+        left, right, impostor = [await rig.start(name) for name in ("left", "right", "impostor")]
+        impostor.transport.set_peer(left.peer())
+        left.transport.set_peer(right.peer(port=impostor.transport.port))
+        async with meanwhile(impostor.transport.accept_edge()) as accepting:
+            for call in _openings(left, right.node_id, REFUSED_WITHIN):
+                await self._fails(call(), right.node_id)
+            assert not accepting.done(), "a stream reached a node with another key"
+
+    async def test_a_dialler_that_is_not_authorised_is_refused(self, rig: TransportRig) -> None:
+        """`authorise` says whether an unknown dialler may complete its handshake."""
+        left, right = await rig.start("left"), await rig.start("right", authorised=False)
+        left.transport.set_peer(right.peer())
+        async with meanwhile(right.transport.accept_edge()) as accepting:
+            for call in _openings(left, right.node_id, REFUSED_WITHIN):
+                await self._fails(call(), right.node_id)
+            assert not accepting.done(), "a stream of an unauthorised node arrived"
+
+    async def test_a_known_dialler_needs_no_authorisation(self, rig: TransportRig) -> None:
+        """`authorise` is asked about unknown diallers; one that `set_peer` named is known."""
+        left, right = await rig.start("left"), await rig.start("right", authorised=False)
+        left.transport.set_peer(right.peer())
+        right.transport.set_peer(left.peer())
+        await left.transport.connect(right.node_id, deadline=self.capabilities.patience)
+
+    async def _fails(self, call: Awaitable[Any], node_id: NodeId) -> None:
+        with pytest.raises(TransportError) as caught:
+            await within(self.capabilities.patience, call, "a refusal")
+        text = f"{caught.value}"
+        assert node_hex(node_id) in text, f"the error does not name peer {node_hex(node_id)}: {text}"
+
+    # --- lives ---
+
+    async def test_a_newer_epoch_ends_connections_to_the_former_life(self, pair: Pair) -> None:
+        """`set_peer`: a newer epoch ends connections to its former life at once."""
+        sender, reader = await pair.edge()
+        reader.grant(10)
+        await pair.write_all(sender, b"old")
+        pair.right.transport.set_peer(pair.left.peer(epoch=pair.left.epoch + 1))
+        await pair.broken(reader, "a newer epoch of the sender")
+        with pytest.raises(EdgeBroken):
+            await pair.write_all(sender, bytes(100))
+
+    async def test_a_restarted_peer_is_reached_in_its_new_life(self, rig: TransportRig) -> None:
+        """Section 7: a restart is a new life, under the same key, on the same port if it likes."""
+        pair = await rig.pair()
+        await pair.edge()
+        port = pair.right.transport.port
+        await within(rig.patience, pair.right.transport.close(), "the end of the former life")
+        reborn = await rig.start("right", epoch=2, port=port)
+        reborn.transport.set_peer(pair.left.peer())
+        pair.left.transport.set_peer(reborn.peer())
+        again = Pair(pair.left, reborn, rig.patience)
+        sender, reader = await again.edge()
+        reader.grant(10)
+        await again.write_all(sender, b"new life")
+        assert await again.read_exactly(reader, 8) == b"new life"
+
+    async def test_a_former_life_is_not_reached(self, rig: TransportRig) -> None:
+        """`Peer.epoch`: a node that answers as an older life than the known one is refused."""
+        left, right = await rig.start("left"), await rig.start("right", epoch=1)
+        right.transport.set_peer(left.peer())
+        left.transport.set_peer(right.peer(epoch=2))
+        await self._fails(left.transport.connect(right.node_id, deadline=REFUSED_WITHIN), right.node_id)
+
+    async def test_a_removed_peer_loses_its_connections(self, pair: Pair) -> None:
+        """`remove_peer`: streams end on both sides as errors, and it has to be set again."""
+        sender, reader = await pair.edge()
+        reader.grant(10)
+        await pair.write_all(sender, b"before")
+        pair.left.transport.remove_peer(pair.right.node_id)
+        await pair.broken(reader, "the removal of the peer")
+        with pytest.raises(EdgeBroken):
+            await pair.write_all(sender, bytes(100))
+        await self._fails(
+            pair.left.transport.connect(pair.right.node_id, deadline=REFUSED_WITHIN), pair.right.node_id
+        )
+
+    # --- losses ---
+
+    def vanish(self, endpoint: Endpoint) -> None:
+        """Ends an endpoint of this process as a kill ends a process. Heirs that do not cross processes have
+        to say how; all others are killed in earnest."""
+        raise NotImplementedError("a transport that stays in one process must say how an endpoint vanishes")
+
+    @contextlib.asynccontextmanager
+    async def doomed(self, rig: TransportRig, survivor: Endpoint, stream: str) -> AsyncIterator[Kill]:
+        """A peer that opens one `stream` (`edge` or `control`) to `survivor` and sends FAREWELL on it; what
+        is yielded kills it."""
+        if not self.capabilities.crosses_processes:
+            peer = await rig.start("doomed")
+            pair = Pair(peer, survivor, rig.patience)
+            peer.transport.set_peer(survivor.peer())
+            async with meanwhile(Plan(survivor.peer(), stream).act(pair.left.transport)):
+                yield lambda: self.vanish(peer)
+            return
+        plan = Plan(survivor.peer(), stream)
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "swactor_testing.conformance.doomed",
+            self.capabilities.provider,
+            json.dumps(plan.to_json()),
+            json.dumps(dict(self.capabilities.settings)),
+            stdin=asyncio.subprocess.PIPE,
+            env=dict(os.environ),
+        )
+        try:
+            yield child.kill
+        finally:
+            if child.returncode is None:
+                child.kill()
+            await within(rig.patience, child.wait(), "the child's end")
+            child._transport.close()  # type: ignore[attr-defined]  # its pipe would outlive the loop
+
+    async def test_a_killed_peer_breaks_its_edge_and_is_told_once(self, rig: TransportRig) -> None:
+        """What arrived is read first; then EdgeBroken with a reason, never a clean end; `on_peer_lost` hears
+        when an authenticated connection ends without either side having closed it."""
+        survivor = await rig.start("survivor")
+        async with self.doomed(rig, survivor, "edge") as kill:
+            arrival = survivor.transport.accept_edge()
+            who, _, reader = await within(rig.patience, arrival, "the edge of the doomed peer")
+            reader.grant(100)
+            pair = Pair(survivor, survivor, rig.patience)
+            assert await pair.read_exactly(reader, len(FAREWELL)) == FAREWELL
+            kill()
+            await self._lost(survivor, who)
+            await pair.broken(reader, "the death of its writer")
+        assert len(survivor.lost) == 1, f"one connection was lost, told were {survivor.lost}"
+
+    async def test_a_killed_peer_breaks_its_channel_and_is_told_once(self, rig: TransportRig) -> None:
+        """`receive` raises EdgeBroken: None is only for a peer that closed in order."""
+        survivor = await rig.start("survivor")
+        async with self.doomed(rig, survivor, "control") as kill:
+            channel = await within(rig.patience, survivor.transport.accept_control(), "the doomed channel")
+            assert await within(rig.patience, channel.receive(), "its frame") == FAREWELL
+            kill()
+            await self._lost(survivor, channel.peer)
+            with pytest.raises(EdgeBroken, match=r"\S"):
+                await within(rig.patience, channel.receive(), "the channel to break")
+        assert len(survivor.lost) == 1, f"one connection was lost, told were {survivor.lost}"
+
+    async def _lost(self, survivor: Endpoint, who: NodeId) -> None:
+        bound = self.capabilities.loss_within
+        await until(bound, lambda: bool(survivor.lost), f"on_peer_lost of {node_hex(who)}")
+        node_id, why = survivor.lost[0]
+        assert node_id == who
+        assert why, "a loss without a reason"
+
+    # --- the end ---
+
+    async def test_a_close_is_bounded_and_ends_both_sides_of_everything(self, rig: TransportRig) -> None:
+        """`close` ends every edge, channel and connection; idempotent, bounded by 2 s. The peer sees errors
+        or orderly ends, nobody waits on, and it is no loss to either."""
+        pair = await rig.pair()
+        sender, reader = await pair.edge()
+        unread, _ = await pair.edge()
+        mine, theirs = await pair.control()
+        waiting = [
+            asyncio.ensure_future(call)
+            for call in (
+                unread.write(memoryview(b"x")),
+                mine.receive(),
+                pair.left.transport.accept_edge(),
+                pair.left.transport.accept_control(),
+            )
+        ]
+        reader.grant(10)
+        await pair.write_all(sender, b"cut")
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        await within(CLOSE_BOUND + SLACK, pair.left.transport.close(), "close")
+        await within(SLACK, pair.left.transport.close(), "a second close")
+        assert loop.time() - begun <= CLOSE_BOUND + SLACK
+        done, pending = await asyncio.wait(waiting, timeout=rig.patience)
+        assert not pending, f"calls that outlive the close: {pending}"
+        for call in done:
+            error = call.exception()
+            assert isinstance(error, TransportError) or call is waiting[1], f"{error!r} ended a waiting call"
+        await pair.broken(reader, "the close of its writer's transport")
+        with contextlib.suppress(EdgeBroken):
+            assert await within(rig.patience, theirs.receive(), "the channel's end") is None
+        with pytest.raises(EdgeClosed):
+            await pair.left.transport.open_edge(pair.right.node_id, EdgeId(9), deadline=rig.patience)
+        assert pair.left.lost == pair.right.lost == [], "an orderly close is no loss"
+
+    async def test_after_close_nothing_is_left(self, rig: TransportRig) -> None:
+        """No task, no descriptor, and the port is free at once."""
+        before = Footprint.now()
+        pair = await rig.pair()
+        for _ in range(3):
+            sender, reader = await pair.edge()
+            reader.grant(10)
+            await pair.write_all(sender, b"something")
+        mine, _ = await pair.control()
+        await mine.send(b"something")
+        port = pair.left.transport.port
+        await rig.close()
+        await before.assert_nothing_left()
+        await rig.start("left", epoch=2, port=port)
+
+    async def test_a_port_that_is_taken_is_an_error_that_names_it(self, rig: TransportRig) -> None:
+        """`start` raises ResourceError naming address and reason."""
+        first = await rig.start("first")
+        second = rig.create("second", port=first.transport.port)
+        with pytest.raises(ResourceError, match=str(first.transport.port)):
+            await second.transport.start()
+
+    async def test_an_endpoint_closes_before_it_was_started(self, rig: TransportRig) -> None:
+        """`close` is idempotent, and a node may stop before it has bound."""
+        never = rig.create("never")
+        await within(CLOSE_BOUND + SLACK, never.transport.close(), "close")
+
+    async def test_two_transports_of_one_process_do_not_disturb_each_other(self, rig: TransportRig) -> None:
+        """A third node's end, in order, touches no other connection."""
+        pair = await rig.pair()
+        third = await rig.start("third")
+        third.transport.set_peer(pair.right.peer())
+        neighbour = await Neighbour(pair).open()
+        beside = Pair(third, pair.right, rig.patience)
+        _, reader = await beside.edge()
+        await within(rig.patience, third.transport.close(), "the third's close")
+        await beside.broken(reader, "the close of its writer's transport")
+        await neighbour.exchange()
+
+
+def _openings(endpoint: Endpoint, peer: NodeId, deadline: float) -> list[Callable[[], Awaitable[Any]]]:
+    """The three ways to reach a peer."""
+    transport = endpoint.transport
+    return [
+        lambda: transport.connect(peer, deadline=deadline),
+        lambda: transport.open_edge(peer, EdgeId(1), deadline=deadline),
+        lambda: transport.open_control(peer, deadline=deadline),
+    ]
