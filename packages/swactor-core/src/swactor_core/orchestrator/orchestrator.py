@@ -26,6 +26,7 @@ from swactor_core.machines.run import Run, RunBounds
 from swactor_core.machines.run_effects import (
     BuildPlan,
     DeliverToken,
+    FinishReason,
     FinishRun,
     OpenEndpoints,
     PlanBuilt,
@@ -117,7 +118,7 @@ class RunRequest:
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """The one outcome. `unproven` lists what teardown could not prove; `token_times` are monotonic seconds of
-    each token, `injected` of the prompt's injection."""
+    each token, `injected` of the prompt's injection; `finish_reason` is of a completed run."""
 
     outcome: RunOutcome
     fault: Fault | None
@@ -127,6 +128,7 @@ class RunResult:
     unproven: tuple[str, ...]
     injected: float
     token_times: tuple[float, ...]
+    finish_reason: FinishReason | None = None
 
 
 class RunListener:
@@ -140,6 +142,10 @@ class RunListener:
 
     def progress(self, progress: StageProgress) -> None:
         """A stage's preparation has moved."""
+
+    def enough(self, token_id: int) -> bool:
+        """Whether the answer is whole with this token: a stop text. Asked once a token, before `token`."""
+        return False
 
     def token(self, sequence: int, token_id: int) -> None:
         """One more token."""
@@ -314,7 +320,9 @@ class Orchestrator:
         sampler = None
         if request.token_output_policy is TokenOutputPolicy.LOGITS:
             sampler = Sampler(request.sampling.after(request.prompt), request.token_count)
-        EndpointAdapter(self.system, self.bus, self._rings, sampler=sampler, on_logits=on_logits)
+        EndpointAdapter(
+            self.system, self.bus, self._rings, sampler=sampler, on_logits=on_logits, enough=listener.enough
+        )
         self._host(POOL, gate)
         self._host(RUN, run, defaults={"run_id": run_id})
         if self._broken is not None:
@@ -349,6 +357,7 @@ class Orchestrator:
             unproven=finish.unproven,
             injected=self._injected,
             token_times=tuple(self._times),
+            finish_reason=_finish_reason(run, request),
         )
 
     def stop_run(self) -> None:
@@ -504,3 +513,10 @@ class Orchestrator:
         self.on_finished()
         recorded = first if outcome is RunOutcome.FAULTED else None
         finished.set_result(FinishRun(outcome, recorded, (), unproven))
+
+
+def _finish_reason(run: Run, request: RunRequest) -> FinishReason | None:
+    """The run's, except that a plan of fewer tokens than were asked for ends with the context."""
+    if run.finish_reason is FinishReason.LENGTH and run.plan is not None:
+        return FinishReason.CONTEXT if run.plan.max_tokens < request.max_tokens else FinishReason.LENGTH
+    return run.finish_reason
