@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from swactor_cli.answer import Answer
-from swactor_cli.sampling_options import BAN, sampling_policy
+from swactor_cli.sampling_options import BAN, fitted, sampling_policy
 from swactor_core.errors import UsageError
+from swactor_core.plan import SamplingPolicy
 
 TINY = Path(__file__).parent.parent / "data" / "tiny"
 MODEL = TINY / "llama-tied.gguf"
@@ -138,6 +139,12 @@ def test_options_become_the_policy() -> None:
     assert (policy.repeat_penalty, policy.frequency_penalty, policy.presence_penalty) == (1.1, -0.2, 0.3)
     assert policy.repeat_last_n == -1
     assert 0 <= policy.seed < 1 << 32
+
+
+def test_what_a_model_suppresses_is_banned_unless_the_operator_says_otherwise() -> None:
+    policy = SamplingPolicy(logit_bias=((3, 1.5), (7, 0.0)))
+    assert fitted(policy, 10, frozenset({7, 2, 99})).logit_bias == ((2, BAN), (3, 1.5), (7, 0.0))
+    assert fitted(policy, 10, frozenset()) == policy
 
 
 class Letters:

@@ -88,6 +88,7 @@ def test_merging_is_the_plain_rule(vocabulary, text):
         end_of_generation=frozenset(),
         printed=frozenset(),
         strips_right=frozenset(),
+        suppressed=frozenset(),
     )
     expected = []
     for symbol in plainly(text.replace(" ", "▁"), vocabulary):
@@ -186,3 +187,9 @@ def test_phi_3s_special_tokens_swallow_white_space(spm, raw):
         260,
     ]
     assert spm(tokens).encode("<|user|>\n", special=True)[-1] == 3 + 10
+
+
+def test_tokens_that_the_file_suppresses(spm, raw):
+    keys = [raw.numbers("tokenizer.ggml.suppress_tokens", 5, "i", [2, 259, 260, -1])]
+    assert spm([("▁a", NORMAL, -1.0)], keys=keys).suppressed == {2, 259}
+    assert spm([("▁a", NORMAL, -1.0)]).suppressed == frozenset()

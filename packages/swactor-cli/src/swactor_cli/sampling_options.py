@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from secrets import randbits
 
 from swactor_core.errors import UsageError
@@ -75,8 +76,11 @@ def _biases(options: Sequence[str]) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(biases.items()))
 
 
-def check_bias(policy: SamplingPolicy, vocab_size: int) -> None:
-    """Raises UsageError for a token that the model does not have."""
+def fitted(policy: SamplingPolicy, vocab_size: int, suppressed: frozenset[int]) -> SamplingPolicy:
+    """The policy for a model: tokens that it suppresses are banned, unless the operator gave them a bias.
+    Raises UsageError for a bias of a token that the model does not have."""
     outside = next((token for token, _ in policy.logit_bias if token >= vocab_size), None)
     if outside is not None:
         raise UsageError(f"--logit-bias: {outside} is outside the vocabulary of {vocab_size}")
+    banned = {token: BAN for token in suppressed if token < vocab_size}
+    return replace(policy, logit_bias=tuple(sorted((banned | dict(policy.logit_bias)).items())))

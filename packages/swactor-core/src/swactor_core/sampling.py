@@ -30,6 +30,8 @@ class Sampler:
 
     def __init__(self, policy: SamplingPolicy, token_count: int) -> None:
         self._policy, self._token_count = policy, token_count
+        self._biased = np.array([token for token, _ in policy.logit_bias], np.intp)
+        self._bias = np.array([bias for _, bias in policy.logit_bias], np.float64)
         self.restart()
 
     def restart(self) -> None:
@@ -66,9 +68,8 @@ class Sampler:
     def _weighed(self, row: NDArray[np.float32]) -> Row:
         """The row with bias and penalties. [vocabulary]"""
         policy, result = self._policy, row.astype(np.float64)
-        for token, bias in policy.logit_bias:
-            if token < len(result):
-                result[token] += bias
+        real = self._biased < len(result)
+        result[self._biased[real]] += self._bias[real]
         counts = Counter(token for token in self._recent if token < len(result))
         if counts and policy.penalises:
             ids = np.fromiter(counts.keys(), np.intp, len(counts))

@@ -29,6 +29,7 @@ class SyntheticTokenizer:
     prompt. END ends generation; neither stands for text."""
 
     has_chat_template = False
+    suppressed: frozenset[int] = frozenset()
 
     def __init__(self, seed: bytes) -> None:
         order = list(range(BYTES))

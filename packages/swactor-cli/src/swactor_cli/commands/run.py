@@ -32,7 +32,7 @@ from swactor_cli.models import open_model, tokenizer_of
 from swactor_cli.output import Output, OutputLost
 from swactor_cli.progress import Display
 from swactor_cli.prompts import prompt_ids_of
-from swactor_cli.sampling_options import check_bias
+from swactor_cli.sampling_options import fitted
 from swactor_cli.side_files import SideFiles
 from swactor_cli.statistics import statistics, summary
 from swactor_cli.worker_options import worker_settings
@@ -96,7 +96,8 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         if options.stops and tokenizer is None:
             raise UsageError("--stop was given, and the model has no vocabulary", hint="leave --stop out")
         answer = Answer(tokenizer.stream() if tokenizer is not None else None, options.stops)
-        check_bias(options.sampling, model.facts.vocab_size)
+        suppressed = tokenizer.suppressed if tokenizer is not None else frozenset()
+        sampling = fitted(options.sampling, model.facts.vocab_size, suppressed)
         stop = tokenizer is not None and not options.ignore_eos
         ends = tokenizer.end_of_generation if tokenizer is not None and stop else frozenset()
         local = file is None
@@ -106,7 +107,7 @@ def run(options: RunOptions, output: Output) -> ExitCode:
             prompt=prompt,
             max_tokens=options.max_tokens,
             end_of_generation=tuple(sorted(ends)),
-            sampling=options.sampling,
+            sampling=sampling,
             token_output_policy=(
                 TokenOutputPolicy.LOGITS if options.sample_on_orchestrator else TokenOutputPolicy.TOKEN_IDS
             ),

@@ -93,6 +93,10 @@ class TextStream(Protocol):
 class Tokenizer(Protocol):
     @property
     def end_of_generation(self) -> frozenset[int]: ...
+    @property
+    def suppressed(self) -> frozenset[int]:
+        """Ids that the model's author says are never to be sampled."""
+
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Ids of `text`. Control tokens in the text are recognised only with `special`. No BOS is added."""
 
