@@ -311,3 +311,9 @@ def test_any_event_in_any_state_transitions_or_is_refused(data: st.DataObject) -
     assert kinds.count(EndpointsReady) <= 1
     assert kinds.count(EndpointsFailed) <= 1
     assert kinds.count(EndpointsStopped) == (machine.state is S.STOPPED)
+
+
+def test_that_the_reader_has_enough_is_passed_on() -> None:
+    machine = SCRIPT.reach(EndpointState.AWAITING_TOKEN)
+    sent = machine.step(TokenDecoded(Sequence(0), 42, enough=True), 0.0)
+    assert Send(RUN, TokenReceived(Sequence(0), 42, enough=True)) in sent

@@ -691,6 +691,27 @@ def test_broken_host_fires_every_old_timer_and_repeats_the_barrier() -> None:
     assert machine.late_timers == 2
 
 
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        (TokenReceived(Sequence(1), END_OF_TEXT), "eog"),
+        (TokenReceived(Sequence(1), END_OF_TEXT, enough=True), "eog"),
+        (TokenReceived(Sequence(1), 42, enough=True), "stop"),
+        (TokenReceived(Sequence(1), 42), None),
+    ],
+)
+def test_why_there_is_no_further_token(last: TokenReceived, reason: str | None) -> None:
+    machine = SCRIPT.play("running")
+    assert isinstance(machine, Run)
+    machine.step(token(0), 0.0)
+    machine.step(last, 0.0)
+    assert machine.finish_reason == reason
+    assert (machine.state is RunState.COMPLETED) is (reason is not None)
+    if reason is None:
+        machine.step(token(2), 0.0)
+        assert machine.finish_reason == "length"
+
+
 @pytest.mark.parametrize("when", ["while planning", "when planned", "before the barrier", "while running"])
 def test_words_of_another_run_are_counted(when: str) -> None:
     machine = SCRIPT.play(f"words of an earlier run {when}")

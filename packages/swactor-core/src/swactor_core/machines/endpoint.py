@@ -71,8 +71,11 @@ class ReadToken(Effect):
 
 @dataclass(frozen=True, slots=True)
 class TokenDecoded:
+    """`enough` as in TokenReceived."""
+
     sequence: Sequence
     token_id: int
+    enough: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +198,7 @@ class TokenEndpoint(Machine[EndpointState]):
         token_out = self._ids()[1]
         return S.READY, (
             Send(Address(Component.RX_EDGE, token_out), ObjectConsumed(token_out)),
-            Send(RUN, TokenReceived(event.sequence, event.token_id)),
+            Send(RUN, TokenReceived(event.sequence, event.token_id, event.enough)),
         )
 
     def _undecodable(self, event: TokenUndecodable, now: float) -> Outcome[EndpointState]:

@@ -129,7 +129,8 @@ class RingHost:
 
 
 class EndpointAdapter:
-    """Hosts one run's TokenEndpoint. With `sampler`, logits travel; `on_logits(sequence, row)` sees them."""
+    """Hosts one run's TokenEndpoint. With `sampler`, logits travel; `on_logits(sequence, row)` sees them.
+    `enough(token_id)` says whether the reader wants no token after it."""
 
     def __init__(
         self,
@@ -139,11 +140,13 @@ class EndpointAdapter:
         *,
         sampler: Sampler | None,
         on_logits: LogitsSink | None,
+        enough: Callable[[int], bool],
     ) -> None:
         self._system = system
         self._rings = rings
         self._sampler = sampler
         self._on_logits = on_logits
+        self._enough = enough
         actor = MachineActor(
             system,
             ENDPOINT,
@@ -168,10 +171,12 @@ class EndpointAdapter:
 
     def _decoded(self, loaded: ObjectLoaded, row: bytes) -> TokenDecoded | TokenUndecodable:
         if self._sampler is None:
-            return TokenDecoded(loaded.sequence, int.from_bytes(row[:4], "little"))
-        if self._on_logits is not None:
-            self._on_logits(loaded.sequence, row)
-        try:
-            return TokenDecoded(loaded.sequence, self._sampler.sample(row))
-        except UndecidableLogits as error:
-            return TokenUndecodable(loaded.sequence, error.message)
+            token_id = int.from_bytes(row[:4], "little")
+        else:
+            if self._on_logits is not None:
+                self._on_logits(loaded.sequence, row)
+            try:
+                token_id = self._sampler.pick(row)
+            except UndecidableLogits as error:
+                return TokenUndecodable(loaded.sequence, error.message)
+        return TokenDecoded(loaded.sequence, token_id, self._enough(token_id))
