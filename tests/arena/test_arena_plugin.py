@@ -55,10 +55,10 @@ def test_a_missing_extension_is_a_finding_with_a_remedy(monkeypatch) -> None:
 
 def test_a_stale_extension_is_refused(monkeypatch) -> None:
     monkeypatch.setattr("swactor_arena.arena.EXPECTED_ABI", ring_module.EXPECTED_ABI + 1)
-    with pytest.raises(ResourceError, match="ABI 1, this code needs 2"):
+    with pytest.raises(ResourceError, match="ABI 2, this code needs 3"):
         MemfdArenas()
     assert checks.check_native().status is CheckStatus.FAIL
 
 
 def test_the_abi_is_the_number_that_both_processes_compare() -> None:
-    assert MemfdArenas().abi == ring_module.EXPECTED_ABI == 1
+    assert MemfdArenas().abi == ring_module.EXPECTED_ABI == 2

@@ -21,7 +21,6 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MEMORY_HINT = "lower the arena ceiling or the ring capacities, or free memory on this machine"
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _ATTEMPTS = 64
-_PUNCH = lib.FALLOC_FL_PUNCH_HOLE | lib.FALLOC_FL_KEEP_SIZE
 
 
 def create_memory(ceiling: int) -> int:
@@ -94,7 +93,7 @@ def reserve(fd: int, offset: int, length: int) -> None:
 
 def discard(fd: int, offset: int, length: int) -> None:
     """Frees the whole pages of a range and zeroes the rest of it. Raises ResourceError."""
-    code = _allocate(fd, _PUNCH, offset, length)
+    code = _allocate(fd, lib.FALLOC_FL_PUNCH_HOLE | lib.FALLOC_FL_KEEP_SIZE, offset, length)
     if code != 0:
         raise ResourceError(f"pages at {offset} cannot be given back: {os.strerror(code)}")
 

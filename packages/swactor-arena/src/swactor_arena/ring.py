@@ -19,7 +19,7 @@ from swactor_arena._native import ffi, lib
 if TYPE_CHECKING:
     from swactor_arena._native import LayoutStruct, Pointer, RingHandle
 
-EXPECTED_ABI = 1
+EXPECTED_ABI = 2
 """What this Python code was written for; a stale compiled helper has another number."""
 
 _LAYOUT = RingFaultReason.RING_LAYOUT_INVALID

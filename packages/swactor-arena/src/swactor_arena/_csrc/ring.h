@@ -9,8 +9,8 @@
 
 #include <stdint.h>
 
-/* Grows with any change of the header or of the protocol between the two ends. */
-#define SWACTOR_RING_ABI 1
+/* Grows with any change of the header, of the protocol between the two ends, or of what Python calls. */
+#define SWACTOR_RING_ABI 2
 #define SWACTOR_RING_HEADER_BYTES 64
 
 enum swactor_ring_state {
