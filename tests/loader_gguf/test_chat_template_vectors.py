@@ -52,7 +52,8 @@ def raise_exception(message):
     raise jinja2.exceptions.TemplateError(message)
 
 
-def reference(name, source, messages):
+def reference(name, source, *chats):
+    """What plain jinja2 makes of each of `chats`."""
     environment = jinja2.Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
     )
@@ -61,14 +62,18 @@ def reference(name, source, messages):
     )
     environment.globals.update(raise_exception=raise_exception, strftime_now=NOW.strftime)
     none = [] if name in NO_TOOLS_IS_A_LIST else None
-    return environment.from_string(source).render(
-        messages=messages,
-        tools=none,
-        documents=none,
-        add_generation_prompt=True,
-        bos_token="<s>",
-        eos_token="</s>",
-    )
+    template = environment.from_string(source)
+    return [
+        template.render(
+            messages=messages_of(chat),
+            tools=none,
+            documents=none,
+            add_generation_prompt=True,
+            bos_token="<s>",
+            eos_token="</s>",
+        )
+        for chat in chats
+    ]
 
 
 def messages_of(chat):
@@ -81,14 +86,6 @@ def sources(vectors_folder):
     return {file.stem: file.read_bytes().decode("utf-8") for file in files}
 
 
-def each(sources):
-    """Every template with every chat that it takes."""
-    for name, source in sources.items():
-        for chat in CHATS:
-            if (name, chat) not in REFUSED:
-                yield name, source, chat
-
-
 def test_there_are_templates(sources):
     assert len(sources) == 70
     assert {name for name, _ in REFUSED} | NO_TOOLS_IS_A_LIST <= set(sources)
@@ -96,16 +93,17 @@ def test_there_are_templates(sources):
 
 def test_every_template_writes_what_plain_jinja2_writes(sources):
     """In this process, with the same sandbox."""
-    for name, source, chat in each(sources):
+    for name, source in sources.items():
+        chats = [chat for chat in CHATS if (name, chat) not in REFUSED]
         request = {
             "template": source,
-            "variants": [messages_of(chat)],
+            "variants": [messages_of(chat) for chat in chats],
             "bos_token": "<s>",
             "eos_token": "</s>",
             "now": NOW.isoformat(),
             "max_output": 1 << 20,
         }
-        assert render.render(request) == [reference(name, source, messages_of(chat))], (name, chat)
+        assert render.render(request) == reference(name, source, *chats), name
 
 
 @pytest.mark.parametrize("part", range(7))
@@ -115,7 +113,7 @@ def test_every_templates_contents_are_found_in_what_its_process_writes(sources, 
         if chat is None:
             continue
         rendered = ChatTemplate(source, "<s>", "</s>").render(messages_of(chat), now=NOW)
-        assert rendered.text == reference(name, source, messages_of(chat)), name
+        assert [rendered.text] == reference(name, source, chat), name
         parts = [rendered.text[start:end] for start, end in rendered.contents]
         for _, content in CHATS[chat]:
             assert content.strip() in parts, name
@@ -124,7 +122,7 @@ def test_every_templates_contents_are_found_in_what_its_process_writes(sources, 
 @pytest.mark.parametrize(("name", "chat"), [case for case in REFUSED if case[1] in ("system", "user")])
 def test_what_a_template_refuses_is_told(sources, name, chat):
     with pytest.raises(jinja2.exceptions.TemplateError, match=REFUSED[name, chat]):
-        reference(name, sources[name], messages_of(chat))
+        reference(name, sources[name], chat)
     with pytest.raises(ModelError, match=REFUSED[name, chat]) as caught:
         ChatTemplate(sources[name], "<s>", "</s>").render(messages_of(chat), now=NOW)
     assert caught.value.hint
