@@ -1,4 +1,4 @@
-"""ArenaManager (spec section 19): first fit, serial queue, reuse only after proof, tiling for ever."""
+"""ArenaManager FSM, layouts (spec sections 18, 19): first fit, serial queue, reuse after proof, tiling."""
 
 from __future__ import annotations
 

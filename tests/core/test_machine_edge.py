@@ -1,4 +1,4 @@
-"""EdgeRecord (spec sections 26 and 38): lease, ring, pump, and every way back with its proof."""
+"""Record FSM, Edge teardown FSM (spec sections 26, 38): lease, ring, pump, and every way back, proven."""
 
 from __future__ import annotations
 

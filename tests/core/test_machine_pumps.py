@@ -1,4 +1,4 @@
-"""Receive and send pumps (spec section 25): one effect in flight, back-pressure, and every way to end."""
+"""Recv-pump FSM, Send-pump FSM (spec section 25): one effect in flight, back-pressure, every end."""
 
 from __future__ import annotations
 

@@ -1,13 +1,15 @@
-"""The run (spec sections 13, 36, 38): barrier, tokens in order, one outcome in any order of events."""
+"""The run (spec sections 12, 13, 36): barrier, tokens in order, one outcome in any order of events."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from swactor_core.agreement import agreement, shared_of
 from swactor_core.events import EventName
 from swactor_core.faults import Component, Fault, FaultReason
 from swactor_core.fsm import Action, CancelTimer, Emit, Send, SetTimer
@@ -134,8 +136,10 @@ def provision(stage: StagePlan, inbound: EdgePlan, outbound: EdgePlan) -> Send:
             TokenOutputPolicy.TOKEN_IDS,
             32,
         ),
+        layer_bounds=(0, 3, 6),
     )
-    return Send(Address(Component.NODE, stage.node_id), message)
+    agreed = agreement(SOURCE.digest, shared_of(message))
+    return Send(Address(Component.NODE, stage.node_id), replace(message, agreement=agreed))
 
 
 def available(node: NodeId) -> NodeAvailable:

@@ -1,4 +1,4 @@
-"""StageController (spec sections 14 to 16, 38): prepare, one step at a time, report, give everything back."""
+"""StageController (spec sections 14 to 16): prepare, one step at a time, report, give everything back."""
 
 from __future__ import annotations
 

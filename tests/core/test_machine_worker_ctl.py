@@ -1,4 +1,4 @@
-"""GpuWorkerCtl (spec sections 28 and 31): one process at a time, its generation, its rings, its every end."""
+"""GpuWorkerCtl FSM (spec sections 28, 31): one process at a time, its generation, rings, and every end."""
 
 from __future__ import annotations
 
@@ -497,7 +497,8 @@ def without_worker(state: WorkerCtlState, why: str) -> tuple[Steps, StrEnum]:
     steps: Steps = [
         *prefix,
         (INSTALL_OTHER, (refused,)),
-        (UNINSTALL_OTHER, (Send(ESTABLISHER, RingQuiesced(OTHER, process_reaped=True)),)),
+        # A worker that stops is still there: that it never had the ring is the proof, not its end.
+        (UNINSTALL_OTHER, (Send(ESTABLISHER, RingQuiesced(OTHER, process_reaped=not shutting)),)),
     ]
     failure = StepFailure.WORKER_SHUTTING_DOWN if shutting else StepFailure.WORKER_PROCESS_EXITED
     lost = ReleaseFailed(HANDLE, ReleaseFailure.STALE_GENERATION)

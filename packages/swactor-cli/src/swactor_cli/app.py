@@ -228,6 +228,7 @@ def plan(
     cluster: Cluster = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 32,
+    prefill_chunk: Annotated[int, typer.Option(min=1, max=4096, help="Prompt tokens per compute step.")] = 32,
     loader: Loader = None,
     json_lines: Json = False,
 ) -> None:
@@ -244,6 +245,7 @@ def plan(
         cluster=cluster,
         max_tokens=max_tokens,
         prompt_tokens=prompt_tokens,
+        prefill_chunk=prefill_chunk,
         plugins={"loader": loader},
     )
     raise typer.Exit(command(options, Output(json_lines=json_lines)))

@@ -138,7 +138,7 @@ class SyntheticLoader:
         self._seed(name)
         return name
 
-    def open(self, name: str) -> SyntheticModel:
+    def open(self, name: str, progress: Callable[[int, int], None] | None = None) -> SyntheticModel:
         return SyntheticModel(self._seed(name))
 
     @staticmethod

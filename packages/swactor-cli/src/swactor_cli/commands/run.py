@@ -87,7 +87,7 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         ends = tokenizer.end_of_generation if tokenizer is not None and stop else frozenset()
         local = file is None
         request = RunRequest(
-            source=GgufSource(str(Path(path).resolve()) if local else options.model, model.digest()),
+            source=GgufSource(_uri(path, options.model, local=local), model.digest()),
             facts=model.facts,
             prompt=prompt,
             max_tokens=options.max_tokens,
@@ -127,6 +127,13 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         result = asyncio.run(_drive(make_session, request, display, side, output, interrupts))
         side.close()
         return _finish(result, display, side, output)
+
+
+def _uri(name: str, given: str, *, local: bool) -> str:
+    """What every node is to open: `name` is the loader's for it, `given` the operator's."""
+    if not os.path.isabs(name):
+        return name  # an address is the same everywhere
+    return str(Path(name).resolve()) if local else given
 
 
 def _check_plan(request: RunRequest, nodes: int, output: Output) -> None:

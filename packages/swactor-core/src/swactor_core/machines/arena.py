@@ -1,7 +1,8 @@
-"""ArenaManager (spec section 19): mints stable offsets by first fit and reuses a range only after its proof.
+"""ArenaManager FSM (spec section 19): mints stable offsets by first fit, reuses a range after its proof only.
 
 Knows offsets and leases. Does not know the memory itself: the adapter maps it, writes ring headers
-(`PrepareRing`) and gives pages back (`DiscardRange`).
+(`PrepareRing`) and gives pages back (`DiscardRange`). Arena release is safe only after what its proof says
+(spec sections 38 and 39, quiescence).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One edge record of the EdgeEstablisher (spec sections 26 and 38): lease, ring, pump, and back again.
+"""Record FSM of the EdgeEstablisher, Edge teardown FSM (spec sections 26, 38): lease, ring, pump, and back.
 
 The record is the only place that knows which of the three it has, and so the only one that can hand
 ArenaManager a proof. Knows no bytes, no worker and no socket. Teardown waits are bounded: what could not be

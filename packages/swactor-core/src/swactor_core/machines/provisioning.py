@@ -6,6 +6,9 @@ tells its EdgeEstablisher, and what makes an assignment one that no node can tak
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from swactor_core.agreement import agreement, shared_of
 from swactor_core.ids import INPUT_PORT, OUTPUT_PORT, RoleId
 from swactor_core.messages import (
     InboundEdgeProvision,
@@ -26,7 +29,7 @@ def provision_stage(plan: RunPlan, stage: StagePlan, *, prefill_chunk: int) -> P
     inbound, outbound = edges[stage.inbound_edge], edges[stage.outbound_edge]
     model = plan.model
     last = stage.stage_index == stage.stage_count - 1
-    return ProvisionStage(
+    provision = ProvisionStage(
         run_id=plan.run_id,
         stage_index=stage.stage_index,
         stage_count=stage.stage_count,
@@ -63,7 +66,9 @@ def provision_stage(plan: RunPlan, stage: StagePlan, *, prefill_chunk: int) -> P
             plan.runtime.token_output_policy,
             prefill_chunk,
         ),
+        layer_bounds=(*(each.layer_start for each in plan.stages), model.num_layers),
     )
+    return replace(provision, agreement=agreement(stage.gguf_source.digest, shared_of(provision)))
 
 
 def impossible(provision: ProvisionStage) -> str:

@@ -2,6 +2,7 @@
 
 Plans once, provisions in parallel, passes the readiness barrier, injects sequence k + 1 only after consuming
 token k, and tears down after every end. Links, processes and membership give evidence; nothing else decides.
+Readiness, sequence and terminal outcome are its guarantees (spec section 39).
 """
 
 from __future__ import annotations
@@ -158,6 +159,7 @@ class Run(Machine[RunState]):
         self._bounds = bounds
         self._prefill_chunk = prefill_chunk
         self._ready: set[StageIndex] = set()
+        self._fetched: dict[StageIndex, int] = {}
         self._endpoints = False
         self._teardown = RunTeardown()
 
@@ -218,7 +220,12 @@ class Run(Machine[RunState]):
     def _progress(self, event: StageProgress, now: float) -> Outcome[RunState]:
         if not self._of_this_run(event):
             return S.WAITING_READY, ()
-        return S.WAITING_READY, (ReportProgress(event),)
+        if event.phase != "download" or event.done <= self._fetched.get(event.stage_index, 0):
+            return S.WAITING_READY, (ReportProgress(event),)
+        # A large model may take longer to come than any bound for getting ready: the bound is for silence.
+        self._fetched[event.stage_index] = event.done
+        bound = self.set_timer("bound", now + self._bounds.readiness)
+        return S.WAITING_READY, (ReportProgress(event), bound)
 
     def _stage_ready(self, event: StageReady, now: float) -> Outcome[RunState]:
         if not self._of_this_run(event):

@@ -2,7 +2,8 @@
 
 Watches worker and edge events, issues one ExecuteStep at a time, reports to the orchestrator. Executes
 sequence s only after loading inbound sequence s, and writes s outbound. Moves no payload and opens no file:
-`OpenModel` asks its adapter for the worker's role configuration.
+`OpenModel` asks its adapter for the worker's role configuration. Readiness and weight use are its guarantees
+(spec section 39).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The worker process (spec section 31): which command is allowed when, and what every command is answered.
+"""Worker process FSM (spec sections 29 to 31): which command is allowed when, and what it is answered.
 
 Owns the tables of rings, device objects, the one role and the one step in flight. Must not know pipes,
 memory, devices or model code: the harness (`swactor_core/worker`) performs the effects and reports results,

@@ -1,7 +1,8 @@
 """The data plane of one process: ArenaManager, EdgeEstablisher, Driver as actors on arena and transport.
 
 Used alike by nodes (rings installed in the worker) and by the orchestrator (rings installed in its token
-endpoint): `ring_host` says where InstallRing goes. Knows no worker, no model and no run.
+endpoint): `ring_host` says where InstallRing goes. Knows no worker, no model and no run. Edge identity (spec
+sections 24 and 39): an edge is found by its id, a peer by its node id, an actor of a peer never.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Assembly of one node: every part of `NodeAvailable`, in the order of `machines/node.py`.
+"""Assembly of one node (spec sections 5 and 8): all of `NodeAvailable`, in the order of `machines/node.py`.
 
 The adapter of NodeLife: starts transport and membership, connects membership to the transport's peers, hands
 commands from the orchestrator to the stage host. Ends with ExitProcess, always within its bounds.

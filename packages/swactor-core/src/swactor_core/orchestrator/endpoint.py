@@ -1,4 +1,4 @@
-"""Token endpoint adapter: the orchestrator's own ends of the two token edges, on host memory.
+"""Token endpoint adapter (spec section 10): the orchestrator's own ends of both token edges, on host memory.
 
 The same ring ends and machines as a worker's (`worker/rings.py`), with a bridge whose device is a bytearray.
 Writes prompt and token ids as u32 little-endian records, reads ids or logit rows. Knows no policy but the

@@ -1,7 +1,8 @@
 """Assembly of the orchestrator: identity, data plane, membership, links, and one run at a time.
 
-The run authority's process: it plans, provisions, injects and consumes tokens, and owns the outcome. It runs
-no model compute. People hear of progress through a `RunListener`; machines through events.
+The run authority's process (spec sections 5 and 7): it plans, provisions, injects and consumes tokens, and
+owns the outcome. It runs no model compute. People hear of progress through a `RunListener`, machines through
+events.
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ class RunRequest:
             sampling=self.sampling,
             token_output_policy=self.token_output_policy,
             ring_capacity=self.ring_capacity,
+            prefill_chunk=self.prefill_chunk,
         )
 
 

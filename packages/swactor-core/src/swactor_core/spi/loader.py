@@ -144,6 +144,6 @@ class Loader(Protocol):
         be a whole local file (fetched now if needed; `progress(done, total)` in bytes), else an address that
         means the same on every machine. Raises ModelError naming the remedy."""
 
-    def open(self, name: str) -> Model:
-        """Reads the header only, wherever it is. Raises ModelError with field and offset for a malformed
-        file."""
+    def open(self, name: str, progress: Callable[[int, int], None] | None = None) -> Model:
+        """Reads the header only, wherever it is; what `progress` raises ends that, as in `Model.fetch`.
+        Raises ModelError with field and offset for a malformed file."""
