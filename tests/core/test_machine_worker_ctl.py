@@ -175,8 +175,8 @@ def crash(
         *((KillWorker(WorkerGeneration(generation)),) if kill else ()),
         timer(timer_generation, 3.0),
         ended(detail, generation),
-        Send(STAGE, crashed),
         Send(NODE, crashed),
+        Send(STAGE, crashed),
         *((Send(ESTABLISHER, fault),) if ring else ()),
     )
 

@@ -82,6 +82,16 @@ def test_every_machine_has_its_script_and_the_vocabulary_is_whole(scripts: dict[
     assert len(spoken) > 150
 
 
+def test_every_contract_has_a_broken_host_and_a_random_walk(scenario_modules: list[ModuleType]) -> None:
+    for module in scenario_modules:
+        tests = {name: value for name, value in vars(module).items() if name.startswith("test_")}
+        if not any(isinstance(value, Script) for value in vars(module).values()):
+            continue
+        assert any("broken" in name for name in tests), f"{module.__name__} has no broken host"
+        walks = [name for name, test in tests.items() if getattr(test, "is_hypothesis_test", False)]
+        assert any("any_event" in name or "whatever" in name for name in walks), module.__name__
+
+
 @by_place
 def test_every_state_is_reached(
     machine: type[Machine[Any]], state: StrEnum, scripts: dict[str, Script]

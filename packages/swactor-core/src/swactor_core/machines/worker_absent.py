@@ -6,6 +6,8 @@ would have given, so that nobody waits for a process that is not there (spec sec
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from swactor_core.faults import ReleaseFailure, RingFaultReason, StepFailure
 from swactor_core.fsm import Send
 from swactor_core.ids import WorkerGeneration
@@ -25,6 +27,14 @@ from swactor_core.messages import (
 
 Answered = InstallRing | ConfigureRole | ResetRole | ExecuteStep | ReleaseDeviceObject
 ANSWERED = (InstallRing, ConfigureRole, ResetRole, ExecuteStep, ReleaseDeviceObject)
+
+
+def crash_words(crashed: WorkerCrashed, rings: Iterable[InstallRing], *, exited: bool) -> tuple[Send, ...]:
+    """What the stage and the edges hear of a crash; `exited` when the process is gone, otherwise it is still
+    on its way out. The reason of the stage's fault comes before those of its edges."""
+    reason = RingFaultReason.WORKER_PROCESS_EXITED if exited else RingFaultReason.WORKER_INTERNAL
+    faults = (RingFault(ring.ring_id, ring.edge_id, ring.port_id, reason, crashed.detail) for ring in rings)
+    return (Send(STAGE, crashed), *(Send(ESTABLISHER, fault) for fault in faults))
 
 
 def answer(command: Answered, *, generation: WorkerGeneration, stopping: bool, state: str, why: str) -> Send:

@@ -12,10 +12,10 @@ from enum import StrEnum
 from typing import Any
 
 from swactor_core.events import EventName
-from swactor_core.faults import Component, RingFaultReason, WorkerFatalReason
+from swactor_core.faults import Component, WorkerFatalReason
 from swactor_core.fsm import Action, Emit, Machine, Outcome, Row, Send
 from swactor_core.ids import RingId, WorkerGeneration
-from swactor_core.machines.worker_absent import ANSWERED, Answered, answer
+from swactor_core.machines.worker_absent import ANSWERED, Answered, answer, crash_words
 from swactor_core.machines.worker_process import (
     ContinueRestart,
     FromWorker,
@@ -35,7 +35,6 @@ from swactor_core.messages import (
     ProcessNotificationKind,
     ReleaseDeviceObject,
     ResetRole,
-    RingFault,
     RingQuiesced,
     RingReadable,
     RingWritable,
@@ -275,20 +274,14 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
         self, detail: str, now: float, *, kill: bool, fatal: WorkerFatalReason | None = None
     ) -> tuple[Action, ...]:
         self._why = detail
-        reason = RingFaultReason.WORKER_INTERNAL if kill else RingFaultReason.WORKER_PROCESS_EXITED
-        faults = tuple(
-            Send(ESTABLISHER, RingFault(ring_id, install.edge_id, install.port_id, reason, detail))
-            for ring_id, install in self.rings.items()
-        )
         crashed = WorkerCrashed(self.generation, detail, fatal)
         return (
             *self._waits_no_more(),
             *((KillWorker(self.generation),) if kill else ()),
             self.set_timer("bound", now + self._policy.kill_timeout),
             *self._ended(detail),
-            Send(STAGE, crashed),
             Send(NODE, crashed),
-            *faults,
+            *crash_words(crashed, self.rings.values(), exited=not kill),
         )
 
     def _waits_no_more(self) -> tuple[Action, ...]:
