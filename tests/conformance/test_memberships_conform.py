@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import pytest
-from swactor_core.spi.membership import MembershipPlugin, MemberState
+from static_script import Scripted
+from swactor_core.spi.membership import MembershipPlugin
 from swactor_testing.conformance import MembershipCapabilities, MembershipContract
-from swactor_testing.conformance.membership import MembershipRig, Participant
-from swactor_testing.static import CLUSTERS, StaticPlugin
+from swactor_testing.static import StaticPlugin
+
+SETTINGS = {"profile": "local", "suspicion_min": 1.2, "suspicion_max": 1.6}
+"""More patient than the profile: this machine may be busy while a participant is stopped on purpose."""
 
 
-class TestStatic(MembershipContract):
-    """Nobody is probed: the verdict of a death is the script's, as in every run with this mock."""
-
-    capabilities = MembershipCapabilities(provider="static", crosses_processes=False, sealed=False)
+class TestStatic(Scripted):
+    __test__ = True
+    capabilities = MembershipCapabilities(
+        provider="static", crosses_processes=False, sealed=False, survives=0.055
+    )
 
     @pytest.fixture
     def plugin(self) -> MembershipPlugin:
         return StaticPlugin()
 
-    async def kill(self, rig: MembershipRig, participant: Participant) -> None:
-        await super().kill(rig, participant)
-        CLUSTERS[rig.cluster_id].judge(participant.node_id, MemberState.DEAD)
-
 
 class TestSwim(MembershipContract):
-    capabilities = MembershipCapabilities(provider="swim", settings={"profile": "local"})
+    capabilities = MembershipCapabilities(provider="swim", settings=SETTINGS, survives=0.5)
 
     @pytest.fixture
     def plugin(self) -> MembershipPlugin:

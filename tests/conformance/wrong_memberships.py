@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
+from static_script import Scripted
 from swactor_core.errors import ResourceError
 from swactor_core.ids import NodeId
 from swactor_core.spi.membership import Member, MembershipContext, MemberState
-from swactor_testing.conformance import MembershipCapabilities, MembershipContract
+from swactor_testing.conformance import MembershipCapabilities, bystander
 from swactor_testing.conformance.membership import MembershipRig, Participant
 from swactor_testing.static import CLUSTERS, StaticMembership
 from wrong_kit import caught_by
@@ -37,9 +38,15 @@ class Plugin:
         return self._parts.membership(replace(context, on_change=lambda m: self._parts.tell(told, m)))
 
 
-class Wrong(MembershipContract):
+class Wrong(Scripted):
+    __test__ = True
     capabilities = MembershipCapabilities(
-        provider="static", crosses_processes=False, sealed=False, converges_within=0.5, dead_within=0.5
+        provider="static",
+        crosses_processes=False,
+        sealed=False,
+        converges_within=0.5,
+        dead_within=0.5,
+        survives=0.0,
     )
     membership: ClassVar[type] = StaticMembership
     verdicts = True
@@ -53,9 +60,10 @@ class Wrong(MembershipContract):
         return Plugin(type(self))
 
     async def kill(self, rig: MembershipRig, participant: Participant) -> None:
-        await super().kill(rig, participant)
         if self.verdicts:
-            CLUSTERS[rig.cluster_id].judge(participant.node_id, MemberState.DEAD)
+            await super().kill(rig, participant)
+        else:
+            await participant.membership.close()
 
 
 class TestUnbroken(Wrong):
@@ -172,6 +180,24 @@ class TestMakesSuspicionAVerdict(Wrong):
         def suspect(self, node_id: NodeId, why: str) -> None:
             if self._cluster is not None and node_id in self._view:
                 self._cluster.judge(node_id, MemberState.DEAD)
+
+
+STOPPED = "test_one_that_was_stopped_for_a_while_refutes"
+
+
+@caught_by(STOPPED, "was declared dead")
+class TestDeclaresTheSlowDead(Wrong):
+    @classmethod
+    def tell(cls, told: Told, member: Member) -> None:
+        dead = member.name == bystander.NAME and member.state is MemberState.SUSPECT
+        told(replace(member, state=MemberState.DEAD) if dead else member)
+
+
+@caught_by(STOPPED, "without a later claim of the accused|claims went back")
+class TestForgetsIncarnations(Wrong):
+    @classmethod
+    def tell(cls, told: Told, member: Member) -> None:
+        told(replace(member, incarnation=0))
 
 
 # --- departures and lives ---

@@ -43,14 +43,16 @@ class TransportCapabilities:
 @dataclass(frozen=True, slots=True)
 class MembershipCapabilities:
     """`settings` go into every context. `converges_within`: participants that can reach each other are alive
-    in every view. `dead_within`: one that ended without a word is dead in every view of the others. `sealed`:
-    datagrams of another `gossip_key` are not heard."""
+    in every view. `dead_within`: one that ended without a word is dead in every view of the others.
+    `survives`: how long a participant may be stopped without being declared dead. `sealed`: datagrams of
+    another `gossip_key` are not heard."""
 
     provider: str
     crosses_processes: bool = True
     settings: Mapping[str, Any] = field(default_factory=dict)
     converges_within: float = 10.0
     dead_within: float = 10.0
+    survives: float = 1.0
     sealed: bool = True
 
 

@@ -1,7 +1,7 @@
 """A peer that is going to be killed: it opens one stream, sends a farewell on it, and waits for the end.
 
-Run as `python -m swactor_testing.conformance.doomed PROVIDER PLAN SETTINGS`, both JSON; it ends with its
-stdin where nobody kills it. Knows the transport interface only.
+`main` runs it: the provider's name, a plan and settings, both JSON, as arguments; it ends with its stdin
+where nobody kills it. Knows the transport interface only.
 """
 
 from __future__ import annotations
@@ -86,7 +86,3 @@ def main() -> None:
     name, plan, settings = sys.argv[1:]
     plugin: TransportPlugin = load_plugins().select(Kind.TRANSPORT, name).factory()
     asyncio.run(live(plugin, Plan.from_json(json.loads(plan)), json.loads(settings)))
-
-
-if __name__ == "__main__":
-    main()

@@ -6,7 +6,13 @@ what it never told is as wrong as what it told late.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
+import json
+import os
+import signal
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -17,6 +23,7 @@ from swactor_core.ids import NodeId, node_hex, node_id_of
 from swactor_core.spi.membership import Member, Membership, MembershipContext, MembershipPlugin, MemberState
 from swactor_core.spi.provider import Kind
 
+from swactor_testing.conformance import bystander
 from swactor_testing.conformance.base import Contract
 from swactor_testing.conformance.bounds import Footprint, until, within
 from swactor_testing.conformance.capabilities import MembershipCapabilities
@@ -25,6 +32,7 @@ LEAVE_BOUND = 1.0
 SLACK = 1.0
 """For a busy machine, beyond a bound that the interface states."""
 
+_BYSTANDER = "from swactor_testing.conformance.bystander import main; main()"
 _CLUSTERS = itertools.count(1)
 
 
@@ -255,6 +263,57 @@ class MembershipContract(Contract[MembershipPlugin, MembershipCapabilities]):
         await self._seen(one, third, MemberState.DEAD)
         assert one.state_of(other) is MemberState.ALIVE
         assert MemberState.DEAD not in one.told_of(other), "outside evidence became a verdict"
+
+    @contextlib.asynccontextmanager
+    async def stopped(self, rig: MembershipRig, survivor: Participant) -> AsyncIterator[None]:
+        """A third participant, joined and then stopped for a while; it goes on when the block ends. Heirs
+        that do not cross processes say how; in all others a process is stopped in earnest."""
+        host, port = survivor.membership.address
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", _BYSTANDER, self.capabilities.provider),
+            *(json.dumps(bystander.to_json(survivor.context)), host, str(port)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=dict(os.environ),
+        )
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            await within(30.0, child.stdout.readline(), "the bystander's process")
+            known = lambda: bystander.NAME in survivor.view()  # noqa: E731
+            await until(rig.patience, known, "the bystander to join")
+            child.send_signal(signal.SIGSTOP)
+            yield
+            child.send_signal(signal.SIGCONT)
+            alive = lambda: survivor.view()[bystander.NAME].state is MemberState.ALIVE  # noqa: E731
+            await until(self.capabilities.dead_within, alive, "the bystander, which goes on, to be alive")
+        finally:
+            child.kill()
+            await within(30.0, child.wait(), "the bystander's end")
+            child.stdin.close()
+
+    async def test_one_that_was_stopped_for_a_while_refutes(self, rig: MembershipRig) -> None:
+        """`Member`: incarnation orders claims about a life. One that did not answer for `survives` seconds
+        may be suspected; when it goes on it is alive, by a later claim of its own, and was never dead."""
+        (survivor,) = await rig.cluster("survivor")
+
+        def told() -> list[Member]:
+            return [member for member in survivor.told if member.name == bystander.NAME]
+
+        async with self.stopped(rig, survivor):
+            with contextlib.suppress(AssertionError):  # not every membership suspects so soon
+                suspected = lambda: told()[-1].state is MemberState.SUSPECT  # noqa: E731
+                await until(self.capabilities.survives, suspected, "a suspicion")
+        alive = lambda: told()[-1].state is MemberState.ALIVE  # noqa: E731
+        await until(self.capabilities.dead_within, alive, "the bystander to be told alive")
+        life = told()
+        states = [member.state for member in life]
+        assert MemberState.DEAD not in states, "a participant that goes on was declared dead"
+        claims = [member.incarnation for member in life]
+        assert claims == sorted(claims), f"claims went back: {claims}"
+        if MemberState.SUSPECT in states:
+            accused = life[states.index(MemberState.SUSPECT)].incarnation
+            assert claims[-1] > accused, "a suspicion ended without a later claim of the accused"
 
     # --- departures ---
 

@@ -177,8 +177,8 @@ class TransportContract(ControlContract):
         plan = Plan(survivor.peer(), stream)
         child = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-m",
-            "swactor_testing.conformance.doomed",
+            "-c",
+            "from swactor_testing.conformance.doomed import main; main()",
             self.capabilities.provider,
             json.dumps(plan.to_json()),
             json.dumps(dict(self.capabilities.settings)),
