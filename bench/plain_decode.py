@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompt", default="28120,905", help="token ids, separated by commas")
     parser.add_argument("--threads", type=int, default=0, help="0 is the worker's default")
-    parser.add_argument("--kernels", default="native", choices=("native", "graph"))
+    parser.add_argument("--kernels", default="auto", choices=("auto", "native", "graph"))
     asked = parser.parse_args()
     prompt = [int(part) for part in asked.prompt.split(",")]
     settings: dict[str, object] = {"kernels": asked.kernels}

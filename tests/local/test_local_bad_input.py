@@ -55,6 +55,23 @@ def test_an_unreadable_model_is_bad_usage(run: Start, models: dict[str, str], na
     assert name in line
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (b"llama", b"mamba", "architecture 'mamba' is not implemented"),
+        (b"llama.vocab_size", b"llama.vocab_soup", "llama.vocab_soup = 160"),
+        (b"blk.2.ffn_norm", b"blk.2.odd_norm", "lacks tensor 'blk.2.ffn_norm.weight'"),
+        (b"output_norm", b"outer__norm", "'output_norm.weight' is missing"),
+    ],
+)
+def test_a_model_that_would_not_be_computed_faithfully_is_bad_usage(
+    run: Start, tmp_path: Path, tiny_model: Callable[[str], str], old: bytes, new: bytes, words: str
+) -> None:
+    path = tmp_path / "odd.gguf"
+    path.write_bytes(Path(tiny_model("llama-gqa")).read_bytes().replace(old, new))
+    assert words in _refused(run(str(path), *IDS, "--nodes", "4"), 2)
+
+
 def test_more_nodes_than_layers_is_found_before_any_process_starts(echo: Start) -> None:
     line = _refused(echo(*IDS, "--nodes", "5"), 2)
     assert "5 nodes" in line

@@ -51,12 +51,13 @@ def manifest_of(path: Path, start: int = 0, end: int | None = None, *, token_cou
     wanted = [
         ref for ref in refs if ref.name.startswith("blk.") and start <= int(ref.name.split(".")[1]) < end
     ]
-    names = ["rope_freqs.weight"]
-    if start == 0 or (end == layers and tied):
-        names.append("token_embd.weight")
-    if end == layers:
-        names += ["output_norm.weight"] + ([] if tied else ["output.weight"])
-    wanted += [by_name[name] for name in names if name in by_name]
+    for ref in refs:
+        if ref.name == "token_embd.weight":
+            needed = start == 0 or (end == layers and tied)
+        else:
+            needed = end == layers or not ref.name.startswith("output")
+        if needed and not ref.name.startswith("blk."):
+            wanted.append(ref)
     return StageManifest(
         architecture=architecture,
         metadata=metadata,
@@ -103,10 +104,20 @@ def ranges(layers: int, stages: int) -> list[tuple[int, int]]:
 class Pipeline:
     """Stages of one model in this process; objects are handed over as bytes, as the rings would."""
 
-    def __init__(self, backend: Any, path: Path, stages: int, **options: Any) -> None:
+    def __init__(
+        self,
+        backend: Any,
+        path: Path,
+        stages: int,
+        *,
+        manifests: Sequence[StageManifest] = (),
+        **options: Any,
+    ) -> None:
+        """`manifests` take the place of those that the file at `path` gives."""
         self.backend = backend
         layers = manifest_of(path).num_layers
-        self.configs = [config_of(manifest_of(path, *part), **options) for part in ranges(layers, stages)]
+        manifests = manifests or [manifest_of(path, *part) for part in ranges(layers, stages)]
+        self.configs = [config_of(manifest, **options) for manifest in manifests]
         self.roles = [
             backend.configure(config, progress=lambda _: None, should_abort=lambda: False)
             for config in self.configs
@@ -140,5 +151,8 @@ class Pipeline:
             role.close()
 
 
-def reference(name: str) -> dict[str, Any]:
-    return json.loads((DATA / f"{name}.json").read_text())
+def reference(model: str | Path) -> dict[str, Any]:
+    """What llama.cpp made of a model of the tests' data, by name or path."""
+    path = model if isinstance(model, Path) else DATA / f"{model}.gguf"
+    made: dict[str, Any] = json.loads(path.with_suffix(".json").read_text())
+    return made

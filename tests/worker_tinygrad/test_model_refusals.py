@@ -49,20 +49,24 @@ def with_tensor(name: str, **changes: Any) -> StageManifest:
 def test_another_architecture(backend: Any) -> None:
     error = refuse(
         backend,
-        config_of(manifest(architecture="gemma3")),
+        config_of(manifest(architecture="falcon")),
         RoleFailure.UNSUPPORTED_ARCHITECTURE,
-        "architecture 'gemma3' is not implemented",
+        "architecture 'falcon' is not implemented",
     )
-    assert "'llama'" in error.hint
+    assert "llama, mistral3, qwen2" in error.hint
 
 
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
         ({"expert_count": 8}, "llama.expert_count = 8"),
-        ({"attention__sliding_window": 4096}, "llama.attention.sliding_window = 4096"),
-        ({"rope__scaling__type": "yarn"}, "llama.rope.scaling.type = 'yarn'"),
-        ({"rope__scaling__attn_factor": 1.2}, "attn_factor"),
+        ({"attention__sliding_window": 63}, "llama.attention.sliding_window = 63"),
+        ({"rope__scaling__type": "longrope"}, "llama.rope.scaling.type = 'longrope'"),
+        ({"rope__scaling__yarn_beta_fast": 16.0}, "llama.rope.scaling.yarn_beta_fast"),
+        ({"attention__temperature_scale": 0.1}, "llama.attention.temperature_scale"),
+        ({"attn_logit_softcapping": 50.0}, "llama.attn_logit_softcapping"),
+        ({"final_logit_softcapping": 30.0}, "llama.final_logit_softcapping"),
+        ({"nextn_predict_layers": 1}, "llama.nextn_predict_layers"),
         ({"logit_scale": 0.5}, "llama.logit_scale"),
         ({"something_new": 1}, "llama.something_new = 1"),
         ({"attention__causal": False}, "llama.attention.causal"),
@@ -106,12 +110,22 @@ def test_harmless_keys_and_features_that_are_off(backend: Any) -> None:
         "rope__scaling__type": "none",
         "logit_scale": 1.0,
     }
-    assert read_parameters(with_keys(**keys)).rope_divisor == 1.0
+    assert read_parameters(with_keys(**keys), 64).rope.divisor == 1.0
     linear = with_keys(rope__scaling__type="linear", rope__scaling__factor=4.0)
-    assert read_parameters(linear).rope_divisor == 4.0
-    assert read_parameters(with_keys(rope__scale_linear=2.0)).rope_divisor == 2.0
-    assert read_parameters(with_keys(attention__head_count_kv=(2, 2, 2, 2))).kv_heads == 2
-    assert read_parameters(with_keys(rope__freq_base=None)).rope_base == 10000.0
+    assert read_parameters(linear, 64).rope.divisor == 4.0
+    assert read_parameters(with_keys(rope__scale_linear=2.0), 64).rope.divisor == 2.0
+    assert read_parameters(with_keys(attention__head_count_kv=(2, 2, 2, 2)), 64).kv_heads == 2
+    assert read_parameters(with_keys(rope__freq_base=None), 64).rope.base == 10000.0
+
+
+def test_a_window_that_a_run_does_not_reach_changes_nothing(backend: Any) -> None:
+    from swactor_worker_tinygrad.parameters import read_parameters
+
+    wide = with_keys(attention__sliding_window=64)
+    assert read_parameters(wide, 64).window_of(0) == 0
+    with pytest.raises(RoleError, match="sliding_window = 64") as caught:
+        read_parameters(wide, 65)
+    assert "fewer tokens" in caught.value.hint
 
 
 def extra(name: str) -> TensorRef:

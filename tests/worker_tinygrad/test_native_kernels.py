@@ -81,7 +81,7 @@ def run(team: Any, *entries: Sequence[int]) -> None:
 
 
 def packed(kernels: Any, team: Any, kind: int, stored: np.ndarray) -> np.ndarray:
-    from swactor_worker_tinygrad.weights import BLOCKS
+    from swactor_worker_tinygrad.tensor_types import BLOCKS
 
     rows, row_bytes = stored.shape
     made = np.full(-(-rows // 16) * 16 * row_bytes, 0xEE, np.uint8)
@@ -185,6 +185,99 @@ def test_norm(kernels: Any, team: Any, width: int) -> None:
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_norm_in_place_with_a_residual(kernels: Any, team: Any) -> None:
+    from swactor_worker_tinygrad.native import float_bits
+
+    generator = np.random.default_rng(16)
+    x, rest = (generator.standard_normal((5, 24)).astype(np.float32) for _ in range(2))
+    weight = generator.random(24, np.float32)
+    expected = x / np.sqrt((x.astype(np.float64) ** 2).mean(1, keepdims=True) + 1e-5) * weight
+    words = [address(x), address(weight), 24, 5, float_bits(1e-5)]
+    kernel, before = kernels.address("norm"), rest.copy()
+    run(team, [kernel, 5, address(rest), *words, address(rest)], [kernel, 5, address(x), *words])
+    np.testing.assert_allclose(rest, before + expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(x, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [16, 5, 1000])
+def test_gate_with_gelu(kernels: Any, team: Any, count: int) -> None:
+    generator = np.random.default_rng(17)
+    gate, up = (generator.uniform(-8, 8, count).astype(np.float32) for _ in range(2))
+    x = gate.astype(np.float64)
+    expected = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) * up
+    run(team, [kernels.address("gate"), 3, address(gate), address(up), count, 1])
+    np.testing.assert_allclose(gate, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [16, 5, 1000])
+def test_cap(kernels: Any, team: Any, count: int) -> None:
+    from swactor_worker_tinygrad.native import float_bits
+
+    x = np.random.default_rng(18).uniform(-200, 200, count).astype(np.float32)
+    x[:4] = [0.0, 1e-3, np.inf, -np.inf]
+    expected = 30 * np.tanh(x.astype(np.float64) / 30)
+    run(team, [kernels.address("cap"), 3, address(x), count, float_bits(30.0)])
+    np.testing.assert_allclose(x, expected, rtol=1e-6, atol=5e-6)
+
+
+def test_embedding_rows_are_scaled(kernels: Any, team: Any) -> None:
+    from swactor_worker_tinygrad.native import float_bits
+
+    kind, stored, values = stored_weights("Q8_0", 9, 64)
+    ids, out = np.array([8, 0], np.uint32), np.zeros((2, 64), np.float32)
+    words = [address(out), address(stored), address(ids), 2, 64, float_bits(8.0)]
+    run(team, [kernels.address("rows", kind), 1, *words])
+    np.testing.assert_allclose(out, values[ids] * 8, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("experts", "used"), [(4, 2), (128, 8), (3, 3), (1, 1)])
+def test_routing(kernels: Any, team: Any, experts: int, used: int) -> None:
+    generator = np.random.default_rng(19)
+    scores = generator.standard_normal((5, experts)).astype(np.float32) * 3
+    scores[4] = 0.5  # all equal: the lowest indices
+    shares = np.exp(scores.astype(np.float64) - scores.max(1, keepdims=True))
+    expected = np.argsort(-shares, axis=1, kind="stable")[:, :used]
+    taken = np.take_along_axis(shares, expected, 1)
+    chosen, made = np.zeros((5, used), np.uint64), np.zeros((5, used), np.float32)
+    words = [address(scores), address(chosen), address(made), 5, experts, used]
+    run(team, [kernels.address("route"), 2, *words])
+    np.testing.assert_array_equal(chosen, expected)
+    np.testing.assert_allclose(made, taken / taken.sum(1, keepdims=True), rtol=1e-5)
+
+
+def test_routing_of_what_is_no_number_stays_within_the_experts(kernels: Any, team: Any) -> None:
+    scores = np.full((1, 6), np.nan, np.float32)
+    chosen, made = np.full((1, 3), 99, np.uint64), np.zeros((1, 3), np.float32)
+    run(team, [kernels.address("route"), 1, address(scores), address(chosen), address(made), 1, 6, 3])
+    assert chosen.max() < 6
+    assert np.isnan(made).all()
+
+
+@pytest.mark.parametrize("name", ["F32", "Q8_0", "Q4_K"])
+@pytest.mark.parametrize("rows", [8, 21])
+def test_experts(kernels: Any, team: Any, name: str, rows: int) -> None:
+    columns, count, used, tokens = 256, 5, 2, 3
+    kind, stored, values = stored_weights(name, rows * count, columns)
+    matrices = values.reshape(count, rows, columns).astype(np.float64)
+    generator = np.random.default_rng(20)
+    chosen = np.array([[4, 0], [1, 2], [3, 4]], np.uint64)
+    x, wide, rest = (
+        generator.standard_normal(shape).astype(np.float32)
+        for shape in ((tokens, columns), (tokens, used, columns), (tokens, rows))
+    )
+    shares = generator.random((tokens, used)).astype(np.float32)
+    apart = np.zeros((tokens, used, rows), np.float32)
+    kernel, shape = kernels.address("experts", kind), [rows, columns, tokens, used, address(chosen)]
+    run(team, [kernel, 4, address(apart), address(x), address(stored), *shape])
+    near = {"rtol": 1e-4, "atol": 2e-5 * np.abs(values).max() * columns**0.5}
+    np.testing.assert_allclose(apart, np.einsum("tsrc,tc->tsr", matrices[chosen], x), **near)
+    before = rest.copy()
+    last = [address(shares), address(rest)]
+    run(team, [kernel, 4, address(rest), address(wide), address(stored), *shape, *last])
+    mixed = np.einsum("tsrc,tsc,ts->tr", matrices[chosen], wide, shares)
+    np.testing.assert_allclose(rest, before + mixed, **near)
+
+
 @pytest.mark.parametrize("count", [16, 5, 1000])
 def test_gate(kernels: Any, team: Any, count: int) -> None:
     generator = np.random.default_rng(7)
@@ -210,7 +303,17 @@ def tiled(keys: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(("key_dim", "value_dim", "rope_dims"), [(8, 8, 8), (24, 20, 20), (64, 128, 64)])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 3), (5, 1), (9, 3)])
-@pytest.mark.parametrize(("tokens", "position"), [(1, 0), (1, 111), (3, 15), (7, 80)])
+@pytest.mark.parametrize(
+    ("tokens", "position", "window", "cap", "halves"),
+    [
+        (1, 0, 0, 0.0, 0),
+        (1, 111, 21, 1.5, 1),
+        (3, 15, 1, 0.0, 1),
+        (3, 15, 0, 0.0, 0),
+        (7, 80, 21, 1.5, 1),
+        (7, 80, 0, 0.0, 0),
+    ],
+)
 def test_rope_and_attention(
     kernels: Any,
     team: Any,
@@ -221,6 +324,9 @@ def test_rope_and_attention(
     kv_heads: int,
     tokens: int,
     position: int,
+    window: int,
+    cap: float,
+    halves: int,
 ) -> None:
     from swactor_worker_tinygrad.native import float_bits, shares_words
 
@@ -243,12 +349,12 @@ def test_rope_and_attention(
 
     def turned(x: np.ndarray) -> np.ndarray:
         result = x.astype(np.float64)
-        even, odd = result[..., 0:rope_dims:2].copy(), result[..., 1:rope_dims:2].copy()
+        half = rope_dims // 2
+        first = slice(0, half) if halves else slice(0, rope_dims, 2)
+        second = slice(half, rope_dims) if halves else slice(1, rope_dims, 2)
+        a, b = result[..., first].copy(), result[..., second].copy()
         cos, sin = cosines[rows, None, :], sines[rows, None, :]
-        result[..., 0:rope_dims:2], result[..., 1:rope_dims:2] = (
-            even * cos - odd * sin,
-            even * sin + odd * cos,
-        )
+        result[..., first], result[..., second] = a * cos - b * sin, a * sin + b * cos
         return result
 
     expected_keys, expected_values = keys.copy(), values.copy()
@@ -256,8 +362,9 @@ def test_rope_and_attention(
     expected = np.zeros((tokens, heads, value_dim))
     for t in range(tokens):
         for h in range(heads):
-            seen = slice(0, position + t + 1)
+            seen = slice(max(0, position + t + 1 - window) if window else 0, position + t + 1)
             scores = expected_keys[seen, h // group].astype(np.float64) @ turned(q)[t, h] * 0.25
+            scores = cap * np.tanh(scores / cap) if cap else scores
             shares = np.exp(scores - scores.max())
             expected[t, h] = shares @ expected_values[seen, h // group] / shares.sum()
 
@@ -267,10 +374,11 @@ def test_rope_and_attention(
     cache = [address(key_cache), address(value_cache)]
     shape = [address(place), tokens, heads, kv_heads, key_dim, value_dim, context]
     tables = [address(cosines), address(sines)]
-    softmax = [float_bits(0.25), address(scratch)]
+    softmax = [float_bits(0.25), address(scratch), window, float_bits(cap)]
+    turn = [address(q), address(k), address(v), *tables, *cache, *shape, rope_dims, halves]
     run(
         team,
-        [kernels.address("rope"), 2, address(q), address(k), address(v), *tables, *cache, *shape, rope_dims],
+        [kernels.address("rope"), 2, *turn],
         [kernels.address("attention"), 4, address(out), address(q), *cache, *shape, *softmax],
     )
     np.testing.assert_allclose(key_cache, tiled(expected_keys), rtol=1e-5, atol=1e-5)
@@ -298,6 +406,7 @@ def test_kernels_are_built_once(kernels: Any) -> None:
     assert kernels.address("norm") != kernels.address("gate")
 
 
+PLAIN = [(name, None) for name in ("attention", "cap", "gate", "norm", "rope", "route", "run")]
 OLD_PROCESSORS = ["x86-64", "x86-64-v3"] if platform.machine() == "x86_64" else ["native"]
 COMPILERS_HERE = [name for name in COMPILERS if shutil.which(name) is not None]
 
@@ -307,7 +416,7 @@ COMPILERS_HERE = [name for name in COMPILERS if shutil.which(name) is not None]
 def test_sources_compile_for_old_compilers_and_processors(compiler: str, march: str) -> None:
     from swactor_worker_tinygrad.native import source
 
-    for kernel, kind in (("matmul", 1), ("matmul_lanes", 3), ("attention", None), ("run", None)):
+    for kernel, kind in (("matmul", 1), ("matmul_lanes", 3), ("experts", 12), *PLAIN):
         built = subprocess.run(
             [
                 compiler,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -167,11 +168,11 @@ def test_block_sizes_are_those_of_gguf(backend: Any) -> None:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
     from swactor_worker_tinygrad import internals
     from swactor_worker_tinygrad.native import TYPES
-    from swactor_worker_tinygrad.weights import BLOCKS, HOST_TYPES
+    from swactor_worker_tinygrad.tensor_types import BLOCKS, GRAPH_TYPES
 
     for number, sizes in BLOCKS.items():
         assert GGML_QUANT_SIZES[GGMLQuantizationType(number)] == sizes
-    assert internals.graph_types() | HOST_TYPES == BLOCKS.keys()
+    assert internals.graph_types() == GRAPH_TYPES
     for number, macro in TYPES.items():
         assert macro == f"TYPE_{GGMLQuantizationType(number).name}"
 
@@ -222,3 +223,23 @@ def test_types_with_and_without_kernels(backend: Any, tmp_path: Path, name: str,
         rows.append(np.frombuffer(pipeline.step([1, 20, 3], 0), "<f4"))
         pipeline.close()
     np.testing.assert_allclose(rows[0], rows[1], rtol=1e-4, atol=1e-4)
+
+
+def test_native_kernels_are_refused_where_they_do_not_do(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default such a stage is computed as a graph; who asks for native kernels hears why not."""
+    base = manifest_of(DATA.parent / "quants" / "Q2_K.gguf")
+    odd = tuple(
+        replace(ref, ggml_type=21, type_name="IQ3_S", nbytes=math.prod(ref.dims) // 256 * 110)
+        if ref.name == "blk.1.attn_q.weight"
+        else ref
+        for ref in base.tensors
+    )
+    monkeypatch.setattr(backend, "settings", replace(backend.settings, kernels="native"))
+    with pytest.raises(RoleError, match=r"no native kernels for one of the tensor types .*IQ3_S") as caught:
+        backend.configure(
+            config_of(replace(base, tensors=odd)), progress=lambda _: None, should_abort=lambda: False
+        )
+    assert caught.value.reason is RoleFailure.CONFIG_INVALID
+    assert "graph" in caught.value.hint

@@ -1,15 +1,18 @@
 """Where the nodes and workers of a plug-in choice can live, decided from capabilities and never from names.
 
 A part whose `crosses_processes` is False binds what uses it together to one process: transport and membership
-bind the nodes to the orchestrator's, an arena binds a worker to its node's. Knows providers, starts nothing.
+bind the nodes to the orchestrator's, an arena binds a worker to its node's. Also whether the worker would
+take a model at all. Knows providers, starts nothing.
 """
 
 from __future__ import annotations
 
 from swactor_core.config import PluginChoice
-from swactor_core.errors import UsageError
+from swactor_core.errors import ModelError, UsageError
 from swactor_core.plugins import Plugins
+from swactor_core.spi.loader import StageManifest
 from swactor_core.spi.provider import Kind, Provider
+from swactor_core.spi.worker import RoleError
 
 _TIES_NODES = (Kind.TRANSPORT, Kind.MEMBERSHIP)
 
@@ -48,6 +51,20 @@ def refuse_separate_processes(plugins: Plugins, choice: PluginChoice) -> None:
                 "cluster are other processes",
                 hint=f"take another {provider.kind}, or run on a local pool, without --cluster",
             )
+
+
+def refuse_unfit_model(
+    plugins: Plugins, choice: PluginChoice, manifest: StageManifest, positions: int
+) -> None:
+    """Raises ModelError when the chosen worker says of the whole model that no stage of it would be computed,
+    in a run of `positions`. Nothing is started for that; a worker that cannot tell beforehand is believed."""
+    check = plugins.select(Kind.WORKER, choice.worker).check_model
+    if check is None:
+        return
+    try:
+        check(manifest, positions)
+    except RoleError as error:
+        raise ModelError(error.message, hint=error.hint) from error
 
 
 def _tying(plugins: Plugins, choice: PluginChoice) -> list[Provider]:

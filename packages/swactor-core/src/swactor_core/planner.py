@@ -142,7 +142,7 @@ def plan_run(
         max_seq_len=max_seq_len,
         end_of_generation=tuple(sorted(set(choices.end_of_generation))),
     )
-    runtime = RuntimePlan(choices.prompt, choices.sampling, choices.token_output_policy)
+    runtime = RuntimePlan(choices.prompt, choices.sampling.after(choices.prompt), choices.token_output_policy)
     plan = RunPlan(run_id, model, runtime, stages, edges, max_tokens)
     validate_plan(plan)
     return plan

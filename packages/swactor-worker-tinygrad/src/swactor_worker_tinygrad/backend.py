@@ -19,7 +19,10 @@ from swactor_core.spi.loader import TensorRef
 from swactor_core.spi.worker import LoadProgress, RoleError, StageConfig
 
 from swactor_worker_tinygrad import environment
-from swactor_worker_tinygrad.parameters import LlamaParameters, StageTensors, read_parameters, sort_tensors
+from swactor_worker_tinygrad.families import FAMILIES
+from swactor_worker_tinygrad.parameters import ModelParameters
+from swactor_worker_tinygrad.stage_tensors import StageTensors, check_model
+from swactor_worker_tinygrad.tensor_types import GRAPH_TYPES
 
 
 def create(settings: Mapping[str, object]) -> TinygradBackend:
@@ -64,7 +67,7 @@ class TinygradBackend:
             "kernels": self.settings.kernels,
             "tinygrad": environment.TINYGRAD_VERSION,
             "compiler": self._variables.get("CC", ""),
-            "architectures": ["llama"],
+            "architectures": list(FAMILIES),
         }
         if self.settings.device_kind == "CPU":
             facts["threads"] = self.settings.threads
@@ -82,16 +85,14 @@ class TinygradBackend:
         """See `WorkerBackend.configure`. Raises RoleError."""
         from swactor_worker_tinygrad import weights
 
-        parameters = read_parameters(config.manifest)
+        parameters, tensors = check_model(config.manifest, config.max_context)
         _check_config(config, parameters)
-        tensors = sort_tensors(config.manifest, parameters)
-        weights.check_types(tensors.all())
         files = weights.WeightFiles(self.device)
         engine = None
         try:
             files.open(tensors.all())
             engine = self._build(config, parameters, tensors, files, progress, should_abort)
-            return self._warm(config, engine, files, progress, should_abort)
+            return self._warm(config, tensors, engine, files, progress, should_abort)
         except BaseException as error:
             if engine is not None:
                 engine.close()
@@ -103,44 +104,47 @@ class TinygradBackend:
     def _build(
         self,
         config: StageConfig,
-        parameters: LlamaParameters,
+        parameters: ModelParameters,
         tensors: StageTensors,
         files: Any,
         progress: Callable[[LoadProgress], None],
         should_abort: Callable[[], bool],
     ) -> Any:
-        from swactor_worker_tinygrad import internals, weights
-        from swactor_worker_tinygrad.graph_engine import GraphEngine, rope_table
+        from swactor_worker_tinygrad import weights
+        from swactor_worker_tinygrad.graph_engine import GraphEngine
         from swactor_worker_tinygrad.native import TYPES
-        from swactor_worker_tinygrad.native_engine import NativeEngine, can_compute
+        from swactor_worker_tinygrad.native_engine import NativeEngine
+        from swactor_worker_tinygrad.rope import rope_tables
 
         wanted = [ref for block in tensors.blocks for ref in block.values()]
-        wanted += [ref for ref in (tensors.output_norm, tensors.head) if ref is not None]
-        kinds = {ref.ggml_type for ref in wanted if len(ref.dims) > 1}
-        if tensors.embedding is not None:
-            kinds.add(tensors.embedding.ggml_type)
-        native = self.settings.kernels == "native" and internals.builds_native(self.device)
-        native = native and can_compute(kinds, internals.graph_types())
+        single = (tensors.output_norm, tensors.head, tensors.head_bias)
+        wanted += [ref for ref in single if ref is not None]
+        native = self._computes_natively(tensors)
         if native and tensors.embedding is not None and tensors.embedding not in wanted:
             wanted.append(tensors.embedding)
         bound = weights.bind_all(
             files,
             wanted,
-            TYPES.keys() if native else internals.graph_types(),
+            TYPES.keys() if native else GRAPH_TYPES,
             progress=lambda done, total: progress(LoadProgress("weights", done, total)),
             should_abort=should_abort,
         )
         blocks = [{name: bound[ref.name] for name, ref in block.items()} for block in tensors.blocks]
         ends = None
         if tensors.output_norm is not None and tensors.head is not None:
-            ends = bound[tensors.output_norm.name], bound[tensors.head.name]
+            bias = None if tensors.head_bias is None else bound[tensors.head_bias.name]
+            ends = weights.Ends(bound[tensors.output_norm.name], bound[tensors.head.name], bias)
         chunk = min(config.prefill_chunk, config.max_context)
         context = align_up(config.max_context, chunk) + chunk
         factors = None
         if tensors.rope_factors is not None:
             ref = tensors.rope_factors
             factors = weights.unpack_on_host(files.stored(ref)[None, :], ref.ggml_type, ref.dims[0])[0]
-        rope = rope_table(parameters, context, factors)
+        made = {
+            rope: rope_tables(rope, context, factors=factors, temperature=parameters.temperature)
+            for rope in {parameters.rope_of(layer) for layer in parameters.layers}
+        }
+        tables = [made[parameters.rope_of(layer)] for layer in parameters.layers]
         if native:
             return NativeEngine(
                 parameters,
@@ -150,9 +154,9 @@ class TinygradBackend:
                 threads=self.settings.threads,
                 packing=self._packs(wanted),
                 blocks=blocks,
-                norm_and_head=ends,
+                ends=ends,
                 embedding=None if tensors.embedding is None else bound[tensors.embedding.name],
-                rope=rope,
+                rope=tables,
             )
         return GraphEngine(
             parameters,
@@ -160,21 +164,46 @@ class TinygradBackend:
             context=context,
             chunk=chunk,
             blocks=blocks,
-            norm_and_head=ends,
+            ends=ends,
             lookup=lambda ids: files.rows(tensors.embedding, ids),
-            rope=rope,
+            rope=tables,
         )
+
+    def _computes_natively(self, tensors: StageTensors) -> bool:
+        """Whether the native kernels compute this stage, by the setting and by what they can do. Raises
+        RoleError when they are asked for and cannot."""
+        from swactor_worker_tinygrad import internals
+        from swactor_worker_tinygrad.native_engine import can_compute
+
+        if self.settings.kernels == "graph":
+            return False
+        matrices = [ref for ref in tensors.all() if len(ref.dims) > 1]
+        kinds = {ref.ggml_type for ref in matrices}
+        if not internals.builds_native(self.device):
+            lacking = f"on device {self.settings.device}"
+        elif not can_compute(kinds):
+            lacking = "for one of the tensor types " + ", ".join(sorted({ref.type_name for ref in matrices}))
+        else:
+            return True
+        if self.settings.kernels == "native":
+            raise RoleError(
+                RoleFailure.CONFIG_INVALID,
+                f"there are no native kernels {lacking}",
+                hint="leave the worker option kernels out, or set it to graph",
+            )
+        return False
 
     def _warm(
         self,
         config: StageConfig,
+        tensors: StageTensors,
         engine: Any,
         files: Any,
         progress: Callable[[LoadProgress], None],
         should_abort: Callable[[], bool],
     ) -> Any:
         """Compiles every kernel and runs the stage once, so that the first token finds all of it warm."""
-        from swactor_worker_tinygrad.role import LlamaStage
+        from swactor_worker_tinygrad.role import ModelStage
 
         def check() -> None:
             if should_abort():
@@ -192,10 +221,10 @@ class TinygradBackend:
             if config.manifest.last:
                 engine.project(count)
             progress(LoadProgress("compile", len(steps) + done + 1, total))
-        for ref in config.manifest.tensors:
+        for ref in tensors.all():
             if ref.name in engine.packed_names:
                 files.let_go(ref)
-        role = LlamaStage(config, engine=engine, bridge=self._bridge, files=files)
+        role = ModelStage(config, engine=engine, bridge=self._bridge, files=files)
         self._roles.append(role)
         progress(LoadProgress("ready", 1, 1))
         return role
@@ -216,7 +245,7 @@ class TinygradBackend:
         gc.collect()
 
 
-def _check_config(config: StageConfig, parameters: LlamaParameters) -> None:
+def _check_config(config: StageConfig, parameters: ModelParameters) -> None:
     """Raises RoleError when context, chunk or the edges' objects do not fit the stage."""
 
     def refuse(message: str) -> RoleError:
@@ -226,7 +255,7 @@ def _check_config(config: StageConfig, parameters: LlamaParameters) -> None:
         raise refuse(
             f"max_context {config.max_context} and prefill_chunk {config.prefill_chunk} must be positive"
         )
-    limit = config.manifest.metadata.get("llama.context_length")
+    limit = config.manifest.metadata.get(f"{config.manifest.architecture}.context_length")
     if isinstance(limit, int) and not isinstance(limit, bool) and config.max_context > limit:
         raise refuse(f"max_context {config.max_context} exceeds the model's context of {limit}")
     if parameters.vocab_size < 1 or config.manifest.token_count < 0:

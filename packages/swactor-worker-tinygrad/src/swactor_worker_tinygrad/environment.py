@@ -24,6 +24,8 @@ from swactor_core.errors import ConfigError, ResourceError
 TINYGRAD_VERSION = "0.14.0"
 KNOWN_DEVICES = ("CPU", "CUDA", "METAL", "AMD", "NV", "QCOM", "CL", "WEBGPU", "PYTHON")
 SETTINGS = ("device", "cc", "kernels", "threads", "weights")
+# of the settings that have a choice; the first is the default
+CHOICES = {"kernels": ("auto", "native", "graph"), "weights": ("mapped", "packed", "auto")}
 COMPILERS = ("clang-19", "clang-18", "clang-17", "clang-16", "clang-15", "clang-14", "clang")
 INSTALL_CLANG = "apt-get install clang"
 _READ_AS_NUMBERS = (
@@ -47,9 +49,10 @@ class WorkerSettings:
     """What the factory was asked for.
 
     `device` is a kind, with a renderer or an index where wanted (`CPU`, `CUDA`, `CUDA:PTX`, `CUDA:1`); `cc` a
-    compiler's name, or empty; `kernels` is `native` (hand-written kernels where the device has them) or
-    `graph` (tinygrad's own kernels everywhere); `threads` run the native kernels; `weights` is `mapped` (read
-    from the file), `packed` (laid out anew in memory for speed), or `auto`: packed where memory is plenty.
+    compiler's name, or empty; `kernels` is `native` (hand-written kernels, an error where they do not do),
+    `graph` (tinygrad's own kernels), or `auto`: native where they do, else graph; `threads` run the native
+    kernels; `weights` is `mapped` (read from the file), `packed` (laid out anew in memory for speed), or
+    `auto`: packed where memory is plenty.
     """
 
     device: str
@@ -98,7 +101,10 @@ def read_settings(settings: Mapping[str, object]) -> WorkerSettings:
             f"worker tinygrad: device {device!r} is not known", hint=f"use one of {', '.join(KNOWN_DEVICES)}"
         )
     chosen = {}
-    for name, choices in (("kernels", ("native", "graph")), ("weights", ("mapped", "packed", "auto"))):
+    for name, choices in (
+        ("kernels", ("auto", "native", "graph")),
+        ("weights", ("mapped", "packed", "auto")),
+    ):
         chosen[name] = str(settings.get(name, "")) or choices[0]
         if chosen[name] not in choices:
             raise ConfigError(

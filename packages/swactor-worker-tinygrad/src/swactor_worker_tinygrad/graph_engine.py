@@ -1,84 +1,116 @@
 """A stage's blocks as tinygrad graphs: runs on every device, and says what any other engine must compute.
 
-Knows the llama block and its KV cache. Must not know rings, objects, sampling or files. One graph per kind of
-block (blocks whose tensors have the same types) and row count is captured, then replayed over every block's
-own buffers, so that compiling costs one block and not the whole stage.
+Knows the blocks of every family and their KV cache. Must not know rings, objects, sampling or files. One
+graph per kind of block (blocks whose tensors have the same types, and the same window) and row count is
+captured, then replayed over every block's own buffers, so that compiling costs one block and not the whole
+stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tinygrad import Tensor
+from tinygrad import Tensor, dtypes
 from tinygrad.uop.ops import UOp
 
 from swactor_worker_tinygrad import internals
-from swactor_worker_tinygrad.parameters import LlamaParameters
-from swactor_worker_tinygrad.weights import Weight
+from swactor_worker_tinygrad.families import Activation, Pairs
+from swactor_worker_tinygrad.parameters import ModelParameters
+from swactor_worker_tinygrad.rope import Tables
+from swactor_worker_tinygrad.weights import Ends, Weight
 
 POSITION = "position"
+LEAST_SHARE_SUM = 6.103515625e-5  # what llama.cpp keeps the sum of the experts' shares from falling under
 BlockWeights = dict[str, Weight]
-
-
-def rope_table(
-    parameters: LlamaParameters, rows: int, factors: NDArray[np.float32] | None
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Cosines and sines of all positions, each (rows, rope_dims / 2), computed in double precision.
-
-    Pair i of a head turns by position * base**(-2i/rope_dims) / factors[i] / divisor (Su et al. 2021; the
-    factors are Llama 3.1's `rope_freqs.weight`).
-    """
-    pairs = np.arange(parameters.rope_dims // 2, dtype=np.float64)
-    speed = parameters.rope_base ** (-2.0 * pairs / parameters.rope_dims) / parameters.rope_divisor
-    if factors is not None:
-        speed = speed / factors.astype(np.float64)
-    angle = np.arange(rows, dtype=np.float64)[:, None] * speed[None, :]
-    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
 
 
 def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return x * (x.square().mean(-1, keepdim=True) + epsilon).rsqrt() * weight
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor, dims: int) -> Tensor:
-    """Turns adjacent pairs of the first `dims` elements of each head; x is (rows, heads, head_dim)."""
+def _cap(x: Tensor, cap: float) -> Tensor:
+    return (x / cap).tanh() * cap if cap else x
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, pairs: Pairs) -> Tensor:
+    """Turns the first elements of each head, as many as the tables say; x is (rows, heads, head_dim)."""
     rows, heads, width = x.shape
-    pairs = x[:, :, :dims].reshape(rows, heads, dims // 2, 2)
-    even, odd = pairs[..., 0], pairs[..., 1]
-    cos, sin = cos.reshape(rows, 1, dims // 2), sin.reshape(rows, 1, dims // 2)
-    turned = (even * cos - odd * sin).stack(even * sin + odd * cos, dim=-1).reshape(rows, heads, dims)
-    return turned if dims == width else turned.cat(x[:, :, dims:], dim=-1)
+    half = cos.shape[-1]
+    cos, sin = cos.reshape(rows, 1, half), sin.reshape(rows, 1, half)
+    if pairs is Pairs.ADJACENT:
+        both = x[:, :, : 2 * half].reshape(rows, heads, half, 2)
+        a, b = both[..., 0], both[..., 1]
+        turned = (a * cos - b * sin).stack(a * sin + b * cos, dim=-1).reshape(rows, heads, 2 * half)
+    else:
+        a, b = x[:, :, :half], x[:, :, half : 2 * half]
+        turned = (a * cos - b * sin).cat(a * sin + b * cos, dim=-1)
+    return turned if 2 * half == width else turned.cat(x[:, :, 2 * half :], dim=-1)
 
 
-def block_function(parameters: LlamaParameters, rows: int, weights: BlockWeights) -> Callable[..., None]:
+def _activate(x: Tensor, activation: Activation) -> Tensor:
+    return x.silu() if activation is Activation.SILU else x.gelu()
+
+
+def _route(scores: Tensor, used: int) -> tuple[Tensor, Tensor]:
+    """The `used` experts of each row with the greatest scores, and their shares, which add up to 1: both
+    (rows, used), from (rows, experts). Of equal scores the lower index goes first."""
+    rows, experts = scores.shape
+    shares = scores.softmax(-1).contiguous()
+    own, other = shares.reshape(rows, experts, 1), shares.reshape(rows, 1, experts)
+    index = Tensor.arange(experts)
+    earlier = index.reshape(1, 1, experts) < index.reshape(1, experts, 1)
+    rank = ((other > own) | ((other == own) & earlier)).cast(dtypes.int32).sum(-1).contiguous()
+    place = rank.reshape(rows, 1, experts) == Tensor.arange(used).reshape(1, used, 1)
+    chosen = (place * index.reshape(1, 1, experts)).sum(-1).cast(dtypes.int32).contiguous()
+    taken = (place * shares.reshape(rows, 1, experts)).sum(-1)
+    return chosen, (taken / taken.sum(-1, keepdim=True).maximum(LEAST_SHARE_SUM)).contiguous()
+
+
+def block_function(
+    parameters: ModelParameters, rows: int, weights: BlockWeights, *, window: int, tables: int
+) -> Callable[..., None]:
     """One block over `rows` positions from `position` on, as a function for `internals.Graph`.
 
     Its inputs: x (rows, hidden), result (rows, hidden), key cache (context, kv_heads, key_dim), value cache
-    (context, kv_heads, value_dim), cosines, sines, then the weights' blobs in the order of `weights`.
+    (context, kv_heads, value_dim), `tables` rope tables, then the weights' blobs in the order of `weights`.
     """
-    p = parameters
+    p, family = parameters, parameters.family
     group = p.heads // p.kv_heads
     order = list(weights)
 
     def run(inputs: list[Tensor], position: UOp) -> None:
-        x, result, keys, values, cosines, sines, *blobs = inputs
-        bound = {name: replace(weights[name], blob=blob) for name, blob in zip(order, blobs, strict=True)}
+        x, result, keys, values, *rest = inputs
+        turns = [table[position : position + rows] for table in rest[:tables]]
+        bound = {
+            name: replace(weights[name], blob=blob) for name, blob in zip(order, rest[tables:], strict=True)
+        }
 
         def linear(name: str, value: Tensor) -> Tensor:
             product = value @ bound[name + ".weight"].values().T
             return product + bound[name + ".bias"].values() if name + ".bias" in bound else product
 
-        cos, sin = cosines[position : position + rows], sines[position : position + rows]
-        h = _rms_norm(x, bound["attn_norm.weight"].values(), p.rms_epsilon).contiguous()
-        q = _rotate(linear("attn_q", h).contiguous().reshape(rows, p.heads, p.key_dim), cos, sin, p.rope_dims)
-        k = _rotate(
-            linear("attn_k", h).contiguous().reshape(rows, p.kv_heads, p.key_dim), cos, sin, p.rope_dims
-        )
+        def norm(name: str, value: Tensor) -> Tensor:
+            return _rms_norm(value, bound[name + ".weight"].values(), p.rms_epsilon).contiguous()
+
+        def heads(name: str, value: Tensor, count: int, turn: Sequence[Tensor]) -> Tensor:
+            made = linear(name, value).contiguous().reshape(rows, count, p.key_dim)
+            if family.head_norms:
+                made = norm(f"{name}_norm", made)
+            return _rotate(made, turn[0], turn[1], family.pairs)
+
+        def experts(name: str, value: Tensor, chosen: Tensor) -> Tensor:
+            """(rows, used or 1, in) times each row's own experts: (rows, used, out)."""
+            matrices = bound[f"ffn_{name}_exps.weight"].values()[chosen]  # (rows, used, out, in)
+            return (matrices * value.unsqueeze(2)).sum(-1)
+
+        h = norm("attn_norm", x)
+        q = heads("attn_q", h, p.heads, turns[-2:])
+        k = heads("attn_k", h, p.kv_heads, turns[:2])
         v = linear("attn_v", h).reshape(rows, p.kv_heads, p.value_dim)
         keys[position : position + rows].assign(k).realize()
         values[position : position + rows].assign(v).realize()
@@ -87,29 +119,49 @@ def block_function(parameters: LlamaParameters, rows: int, weights: BlockWeights
         q = q.reshape(rows, p.kv_heads, group, p.key_dim).permute(1, 2, 0, 3)
         q = (q * p.attention_scale).reshape(p.kv_heads, group * rows, p.key_dim).contiguous()
         scores = (q @ seen_keys).reshape(p.kv_heads, group, rows, position + rows)
+        scores = _cap(scores, p.score_cap)
+        place = Tensor.arange(position + rows).reshape(1, 1, 1, position + rows)
+        own = Tensor.arange(rows).reshape(1, 1, rows, 1) + position
         if rows > 1:
-            place = Tensor.arange(position + rows).reshape(1, 1, 1, position + rows)
-            own = Tensor.arange(rows).reshape(1, 1, rows, 1) + position
             scores = (place <= own).where(scores, -float("inf"))
+        if window:
+            scores = (place + window > own).where(scores, -float("inf"))
         shares = scores.softmax(-1).reshape(p.kv_heads, group * rows, position + rows)
         attended = (shares @ seen_values).reshape(p.kv_heads, group, rows, p.value_dim).permute(2, 0, 1, 3)
         attended = attended.reshape(rows, p.attended_width).contiguous()
-        x = (x + linear("attn_output", attended)).contiguous()
-        h = _rms_norm(x, bound["ffn_norm.weight"].values(), p.rms_epsilon).contiguous()
-        h = (linear("ffn_gate", h).silu() * linear("ffn_up", h)).contiguous()
-        result.assign(x + linear("ffn_down", h)).realize()
+        added = linear("attn_output", attended)
+        if family.post_norms:
+            added = norm("post_attention_norm", added.contiguous())
+        x = (x + added).contiguous()
+
+        h = norm("ffn_norm", x)
+        if p.experts:
+            chosen, share = _route((h @ bound["ffn_gate_inp.weight"].values().T).contiguous(), p.experts_used)
+            gate = experts("gate", h.unsqueeze(1), chosen)
+            wide = (_activate(gate, family.activation) * experts("up", h.unsqueeze(1), chosen)).contiguous()
+            added = (experts("down", wide, chosen).contiguous() * share.unsqueeze(2)).sum(1)
+        else:
+            gate = linear("ffn_gate", h)
+            wide = (_activate(gate, family.activation) * linear("ffn_up", h)).contiguous()
+            added = linear("ffn_down", wide)
+        if family.post_norms:
+            added = norm("post_ffw_norm", added.contiguous())
+        result.assign(x + added).realize()
 
     return run
 
 
-def head_function(parameters: LlamaParameters, norm: Weight, head: Weight) -> Callable[..., None]:
-    """Final norm and output projection of one row: inputs x (1, hidden), logits (1, vocab), two blobs."""
+def head_function(parameters: ModelParameters, ends: Ends) -> Callable[..., None]:
+    """Final norm and output projection of one row: inputs x (1, hidden), logits (1, vocab), the blobs of
+    `ends.weights()`."""
 
     def run(inputs: list[Tensor]) -> None:
-        x, logits, norm_blob, head_blob = inputs
-        weight = replace(norm, blob=norm_blob).values()
-        h = _rms_norm(x, weight, parameters.rms_epsilon).contiguous()
-        logits.assign(h @ replace(head, blob=head_blob).values().T).realize()
+        x, logits, *blobs = inputs
+        norm, head, *bias = [replace(w, blob=b).values() for w, b in zip(ends.weights(), blobs, strict=True)]
+        h = _rms_norm(x, norm, parameters.rms_epsilon).contiguous()
+        made = h @ head.T
+        made = made + bias[0] if bias else made
+        logits.assign(_cap(made, parameters.logit_cap)).realize()
 
     return run
 
@@ -124,21 +176,24 @@ class GraphEngine:
 
     def __init__(
         self,
-        parameters: LlamaParameters,
+        parameters: ModelParameters,
         *,
         device: str,
         context: int,
         chunk: int,
         blocks: list[BlockWeights],
-        norm_and_head: tuple[Weight, Weight] | None,
+        ends: Ends | None,
         lookup: Callable[[NDArray[np.uint32]], NDArray[np.float32]],
-        rope: tuple[NDArray[np.float32], NDArray[np.float32]],
+        rope: Sequence[Tables],
     ) -> None:
-        """Allocates cache and activations. Raises MemoryError. `context` is the cache's rows."""
+        """Allocates cache and activations. Raises MemoryError. `context` is the cache's rows; `rope` has the
+        tables of each block, and where two blocks' are one object they share the device's copy."""
         self.parameters, self.device, self.context, self.chunk = parameters, device, context, chunk
-        self._blocks, self._norm_and_head = blocks, norm_and_head
+        self._blocks, self._ends = blocks, ends
         self._lookup = lookup
-        self._tables = [self._constant(table) for table in rope]
+        single = {id(table): table for tables in rope for table in tables}
+        copies = {key: self._constant(table) for key, table in single.items()}
+        self._tables = [[copies[id(table)] for table in tables] for tables in rope]
         self._caches = [
             (
                 self._zeros((context, parameters.kv_heads, parameters.key_dim)),
@@ -153,7 +208,7 @@ class GraphEngine:
         }
         self._chains: dict[int, list[internals.Launches]] = {}
         self._head: internals.Launches | None = None
-        if norm_and_head is not None:
+        if ends is not None:
             self._logits = self._zeros((1, parameters.vocab_size))
             self.logits = internals.buffer_of(self._logits)
 
@@ -168,37 +223,35 @@ class GraphEngine:
     def compile_steps(self) -> list[Callable[[], None]]:
         """What `step` and `project` need compiled, in parts that may be reported and interrupted between."""
         kinds: dict[tuple[Any, ...], internals.Graph] = {}
+        p = self.parameters
 
         def link(width: int, index: int) -> None:
-            weights = self._blocks[index]
-            kind = (width, *((name, w.ggml_type, w.shape) for name, w in weights.items()))
+            weights, tables = self._blocks[index], len(self._tables[index])
+            window = p.window_of(p.layer_start + index)
+            kind = (width, window, *((name, w.ggml_type, w.shape) for name, w in weights.items()))
             inputs = self._block_inputs(width, index)
             if kind not in kinds:
                 variable = internals.position_variable(POSITION, self.context - width)
-                function = block_function(self.parameters, width, weights)
+                function = block_function(p, width, weights, window=window, tables=tables)
                 kinds[kind] = internals.Graph(function, inputs, {POSITION: variable})
             self._chains.setdefault(width, []).append(kinds[kind].bind(inputs))
 
         def head() -> None:
-            assert self._norm_and_head is not None
-            inputs = [
-                self._rows[1][len(self._blocks) % 2],
-                self._logits,
-                *(w.blob for w in self._norm_and_head),
-            ]
-            graph = internals.Graph(head_function(self.parameters, *self._norm_and_head), inputs, {})
-            self._head = graph.bind(inputs)
+            assert self._ends is not None
+            x = self._rows[1][len(self._blocks) % 2]
+            inputs = [x, self._logits, *(w.blob for w in self._ends.weights())]
+            self._head = internals.Graph(head_function(p, self._ends), inputs, {}).bind(inputs)
 
         parts: list[Callable[[], None]] = [
             partial(link, width, index) for width in self.widths for index in range(len(self._blocks))
         ]
-        return parts if self._norm_and_head is None else [*parts, head]
+        return parts if self._ends is None else [*parts, head]
 
     def _block_inputs(self, width: int, index: int) -> list[Tensor]:
         pair = self._rows[width]
         x, result = (pair[0], pair[1]) if index % 2 == 0 else (pair[1], pair[0])
         blobs = [weight.blob for weight in self._blocks[index].values()]
-        return [x, result, *self._caches[index], *self._tables, *blobs]
+        return [x, result, *self._caches[index], *self._tables[index], *blobs]
 
     @property
     def packed_names(self) -> frozenset[str]:
@@ -227,8 +280,8 @@ class GraphEngine:
 
     def embed(self, ids: NDArray[np.uint32]) -> None:
         """Rows of the embedding for `ids` into `input(len(ids))`."""
-        rows = np.ascontiguousarray(self._lookup(ids)).reshape(-1).view(np.uint8)
-        internals.write_bytes(self.input(len(ids)), 0, rows.data)
+        rows = np.ascontiguousarray(self._lookup(ids)) * np.float32(self.parameters.embedding_scale)
+        internals.write_bytes(self.input(len(ids)), 0, rows.reshape(-1).view(np.uint8).data)
 
     def step(self, count: int, position: int) -> None:
         """Runs all blocks over `count` rows, at rows [position, position + count) of the cache."""
@@ -253,5 +306,5 @@ class GraphEngine:
     def close(self) -> None:
         self._chains.clear()
         self._head = None
-        self._blocks, self._caches, self._tables, self._norm_and_head = [], [], [], None
+        self._blocks, self._caches, self._tables, self._ends = [], [], [], None
         self._rows.clear()

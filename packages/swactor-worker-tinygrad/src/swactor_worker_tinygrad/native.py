@@ -67,6 +67,8 @@ def source(kernel: str, ggml_type: int | None = None) -> str:
     if ggml_type is not None:
         blocks = "lanes.h" if kernel == "matmul_lanes" else "types.h"
         parts += [f"#define {TYPES[ggml_type]}\n", (folder / blocks).read_text()]
+    if kernel in ("matmul", "experts"):
+        parts.append((folder / "product.h").read_text())
     return "\n".join([*parts, (folder / f"{kernel}.c").read_text()])
 
 

@@ -1,12 +1,13 @@
 """A stage's blocks as lists of hand-written CPU kernels: the same numbers as `graph_engine`, much faster.
 
-Knows the llama block and its KV cache in terms of `native/*.c`. Must not know rings, objects or sampling. A
-step is one call into machine code, which runs the whole stage and reads weights where the file map has them.
+Knows the blocks of every family and their KV cache in terms of `native/*.c`. Must not know rings, objects
+or sampling. A step is one call into machine code, which runs the whole stage and reads weights where the file
+map has them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from swactor_core.specs import CACHE_LINE, align_up
 
 from swactor_worker_tinygrad import internals
+from swactor_worker_tinygrad.families import Activation, Pairs
 from swactor_worker_tinygrad.native import (
     LANE_TYPES,
     LANES,
@@ -25,18 +27,21 @@ from swactor_worker_tinygrad.native import (
     matmul_words,
     shares_words,
 )
-from swactor_worker_tinygrad.parameters import LlamaParameters
-from swactor_worker_tinygrad.weights import BLOCKS, F32, HOST_TYPES, Weight, unpack_on_host
+from swactor_worker_tinygrad.parameters import ModelParameters
+from swactor_worker_tinygrad.rope import Tables
+from swactor_worker_tinygrad.tensor_types import BLOCKS, F32, GRAPH_TYPES
+from swactor_worker_tinygrad.weights import Ends, Weight, unpack_on_host
 
 BlockWeights = dict[str, Weight]
-_MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+_MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_inp")
+_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 Entry = list[int]
 
 
-def can_compute(ggml_types: set[int], graph_types: frozenset[int]) -> bool:
+def can_compute(ggml_types: set[int]) -> bool:
     """Whether matrices of these types are best computed here: each has a kernel, or must be unpacked anyway
     because the graph cannot read it either."""
-    return all(kind in TYPES or (kind in HOST_TYPES and kind not in graph_types) for kind in ggml_types)
+    return all(kind in TYPES or kind not in GRAPH_TYPES for kind in ggml_types)
 
 
 def _packed_bytes(weight: Weight) -> int:
@@ -49,7 +54,8 @@ class NativeEngine:
 
     Blocks work in place: output rows take the place of input rows. Shapes of the working memory, for T rows:
     h (T, hidden), q (T, heads * key_dim), k (T, kv_heads * key_dim), v (T, kv_heads * value_dim), attended
-    (T, heads * value_dim), gate and up (T, feed_forward).
+    (T, heads * value_dim), gate and up (T, feed_forward); with experts, gate and up (T, experts used,
+    feed_forward), scores (T, experts), chosen and shares (T, experts used).
     """
 
     #: multiplications below which a part costs more to hand over than it saves (about 2 microseconds)
@@ -57,7 +63,7 @@ class NativeEngine:
 
     def __init__(
         self,
-        parameters: LlamaParameters,
+        parameters: ModelParameters,
         *,
         device: str,
         context: int,
@@ -65,9 +71,9 @@ class NativeEngine:
         threads: int,
         packing: bool,
         blocks: list[BlockWeights],
-        norm_and_head: tuple[Weight, Weight] | None,
+        ends: Ends | None,
         embedding: Weight | None,
-        rope: tuple[NDArray[np.float32], NDArray[np.float32]],
+        rope: Sequence[Tables],
     ) -> None:
         """Allocates cache and working memory. Raises MemoryError.
 
@@ -78,7 +84,7 @@ class NativeEngine:
         self.parameters, self.threads = parameters, threads
         self._context = align_up(context, LANES)
         self._device = device
-        self._blocks, self._norm_and_head, self._embedding = blocks, norm_and_head, embedding
+        self._blocks, self._ends, self._embedding = blocks, ends, embedding
         self._buffers: list[internals.Buffer] = []
         self._kept: list[NDArray[np.float32]] = []
         self._kernels = Kernels()
@@ -86,7 +92,7 @@ class NativeEngine:
         self._packed: dict[str, int] = {}
         self._packed_room: NDArray[np.uint8] | None = None
         p = parameters
-        self._tables = [self._constant(table) for table in rope]
+        self._tables = [[self._constant(table) for table in tables] for tables in rope]
         self._caches = [
             (
                 self._room(self._context * p.kv_heads * p.key_dim),
@@ -101,15 +107,20 @@ class NativeEngine:
         self._k = self._room(chunk * p.key_width)
         self._v = self._room(chunk * p.value_width)
         self._attended = self._room(chunk * p.attended_width)
-        self._gate = self._room(chunk * p.feed_forward_dim)
-        self._up = self._room(chunk * p.feed_forward_dim)
+        wide = max(1, p.experts_used) * p.feed_forward_dim
+        self._gate = self._room(chunk * wide)
+        self._up = self._room(chunk * wide)
+        if p.experts:
+            self._scores = self._room(chunk * p.experts)
+            self._chosen = self._room(chunk * p.experts_used * 2)
+            self._expert_shares = self._room(chunk * p.experts_used)
         widest = max(p.hidden_dim, p.feed_forward_dim, p.attended_width)
         self._scratch = self._room(matmul_words(widest, chunk, threads))
         self._shares = self._room(shares_words(self._context, threads))
         self._position = np.zeros(1, np.uint64)
         self._lists: dict[int, KernelList] = {}
         self._heads: dict[int, KernelList] = {}
-        if norm_and_head is not None:
+        if ends is not None:
             self.logits = self._buffer(p.vocab_size)
 
     # Memory.
@@ -143,6 +154,9 @@ class NativeEngine:
         wanted: list[tuple[str, int | None]] = [("run", None)]
         wanted += [(self._product_of(kind), kind) for kind in kinds]
         wanted += [(name, None) for name in ("norm", "rope", "attention", "gate")]
+        wanted += [("experts", kind) for kind in sorted({weight.ggml_type for weight in self._experts()})]
+        wanted += [("route", None)] if self.parameters.experts else []
+        wanted += [("cap", None)] if self._ends is not None and self.parameters.logit_cap else []
         if self._embedding is not None:
             wanted.append(("rows", self._embedding.ggml_type))
         packed = [weight for weight in matrices if self._product_of(weight.ggml_type) == "matmul_lanes"]
@@ -155,8 +169,15 @@ class NativeEngine:
         return steps
 
     def _matrices(self) -> list[Weight]:
-        found = [block[name + ".weight"] for block in self._blocks for name in _MATRICES]
-        return found if self._norm_and_head is None else [*found, self._norm_and_head[1]]
+        found = self._weights(_MATRICES)
+        return found if self._ends is None else [*found, self._ends.head]
+
+    def _experts(self) -> list[Weight]:
+        return self._weights(_EXPERTS)
+
+    def _weights(self, names: tuple[str, ...]) -> list[Weight]:
+        named = [f"{name}.weight" for name in names]
+        return [block[name] for block in self._blocks for name in named if name in block]
 
     def _product_of(self, ggml_type: int) -> str:
         """The kernel that multiplies with matrices of this type."""
@@ -196,8 +217,8 @@ class NativeEngine:
         assert self._team is not None
         if count not in self._lists:
             entries: list[Entry] = []
-            for weights, cache in zip(self._blocks, self._caches, strict=True):
-                entries += self._block(count, weights, cache)
+            for index in range(len(self._blocks)):
+                entries += self._block(count, index)
             self._lists[count] = self._team.prepare(entries)
         return self._lists[count]
 
@@ -207,19 +228,14 @@ class NativeEngine:
             return 1
         return max(1, min(units, 4 * self.threads, products // self.products_per_part))
 
-    def _norm(self, x: int, weight: Weight, rows: int) -> Entry:
-        p = self.parameters
-        kernel, parts = self._kernels.address("norm"), self._parts(rows, rows * p.hidden_dim)
-        return [
-            kernel,
-            parts,
-            self._h,
-            x,
-            self._vector(weight),
-            p.hidden_dim,
-            rows,
-            float_bits(p.rms_epsilon),
-        ]
+    def _norm(
+        self, out: int, x: int, weight: Weight, rows: int, *, width: int = 0, residual: int = 0
+    ) -> Entry:
+        """`rows` rows of `width`, which is the hidden width unless it is said."""
+        width = width or self.parameters.hidden_dim
+        kernel, parts = self._kernels.address("norm"), self._parts(rows, rows * width)
+        epsilon = float_bits(self.parameters.rms_epsilon)
+        return [kernel, parts, out, x, self._vector(weight), width, rows, epsilon, residual]
 
     def _matmul(
         self, out: int, x: int, weight: Weight, rows: int, *, bias: Weight | None = None, residual: int = 0
@@ -231,44 +247,96 @@ class NativeEngine:
         parts = self._parts(height // LANES, height * columns * rows)
         return [kernel, parts, out, x, blob, height, columns, rows, height, added, residual, self._scratch]
 
-    def _block(self, rows: int, weights: BlockWeights, cache: tuple[int, int]) -> list[Entry]:
-        p, kernels = self.parameters, self._kernels
-        x, place = internals.address_of(self._rows), self._position.ctypes.data
-        shape = [place, rows, p.heads, p.kv_heads, p.key_dim, p.value_dim, self._context]
-        # the work of attention grows with the context; half of it is taken for the usual
-        seen = self._context // 2 * rows * p.heads * (p.key_dim + p.value_dim)
-        turned, attended = self._parts(rows, rows * p.query_width), self._parts(rows * p.heads, seen)
-        gated = rows * p.feed_forward_dim
-        softmax = [float_bits(p.attention_scale), self._shares]
+    def _linear(
+        self, out: int, x: int, weights: BlockWeights, name: str, rows: int, *, residual: int = 0
+    ) -> Entry:
+        bias = weights.get(name + ".bias")
+        return self._matmul(out, x, weights[name + ".weight"], rows, bias=bias, residual=residual)
 
-        def linear(out: int, given: int, name: str, residual: int = 0) -> Entry:
-            bias = weights.get(name + ".bias")
-            return self._matmul(out, given, weights[name + ".weight"], rows, bias=bias, residual=residual)
+    def _added(self, x: int, weights: BlockWeights, name: str, rows: int, norm: str) -> list[Entry]:
+        """The residual rows plus a product, which is normalised first where the family does that."""
+        rest = internals.address_of(self._rows)
+        if not self.parameters.family.post_norms:
+            return [self._linear(rest, x, weights, name, rows, residual=rest)]
+        made = self._linear(self._h, x, weights, name, rows)
+        return [made, self._norm(rest, self._h, weights[norm + ".weight"], rows, residual=rest)]
 
+    def _block(self, rows: int, index: int) -> list[Entry]:
+        weights = self._blocks[index]
+        x = internals.address_of(self._rows)
         return [
-            self._norm(x, weights["attn_norm.weight"], rows),
-            linear(self._q, self._h, "attn_q"),
-            linear(self._k, self._h, "attn_k"),
-            linear(self._v, self._h, "attn_v"),
-            [
-                kernels.address("rope"),
-                turned,
-                self._q,
-                self._k,
-                self._v,
-                *self._tables,
-                *cache,
-                *shape,
-                p.rope_dims,
-            ],
-            [kernels.address("attention"), attended, self._attended, self._q, *cache, *shape, *softmax],
-            linear(x, self._attended, "attn_output", residual=x),
-            self._norm(x, weights["ffn_norm.weight"], rows),
-            linear(self._gate, self._h, "ffn_gate"),
-            linear(self._up, self._h, "ffn_up"),
-            [kernels.address("gate"), self._parts(gated, gated), self._gate, self._up, gated],
-            linear(x, self._gate, "ffn_down", residual=x),
+            self._norm(self._h, x, weights["attn_norm.weight"], rows),
+            *self._attention(rows, index),
+            *self._added(self._attended, weights, "attn_output", rows, "post_attention_norm"),
+            self._norm(self._h, x, weights["ffn_norm.weight"], rows),
+            *(self._mixture if self.parameters.experts else self._feed_forward)(rows, weights),
         ]
+
+    def _attention(self, rows: int, index: int) -> list[Entry]:
+        """From h to attended."""
+        p, kernels, weights = self.parameters, self._kernels, self._blocks[index]
+        cache, tables = self._caches[index], self._tables[index]
+        shape = [self._position.ctypes.data, rows, p.heads, p.kv_heads, p.key_dim, p.value_dim, self._context]
+        window = p.window_of(p.layer_start + index)
+        # the work of attention grows with the context; half of it is taken for the usual
+        usual = min(self._context // 2, window or self._context)
+        seen = usual * rows * p.heads * (p.key_dim + p.value_dim)
+        turned, attended = self._parts(rows, rows * p.query_width), self._parts(rows * p.heads, seen)
+        halves = int(p.family.pairs is Pairs.HALVES)
+        softmax = [float_bits(p.attention_scale), self._shares, window, float_bits(p.score_cap)]
+        entries = [
+            self._linear(self._q, self._h, weights, "attn_q", rows),
+            self._linear(self._k, self._h, weights, "attn_k", rows),
+            self._linear(self._v, self._h, weights, "attn_v", rows),
+        ]
+        if p.family.head_norms:
+            for place, name, heads in ((self._q, "q", p.heads), (self._k, "k", p.kv_heads)):
+                weight = weights[f"attn_{name}_norm.weight"]
+                entries.append(self._norm(place, place, weight, rows * heads, width=p.key_dim))
+        made = [self._q, self._k, self._v]
+        turn = [*made, *tables[:2], *cache, *shape, p.rope.dims, halves, *tables[-2:]]
+        entries.append([kernels.address("rope"), turned, *turn])
+        entries.append(
+            [kernels.address("attention"), attended, self._attended, self._q, *cache, *shape, *softmax]
+        )
+        return entries
+
+    def _feed_forward(self, rows: int, weights: BlockWeights) -> list[Entry]:
+        """From h into the residual rows."""
+        return [
+            self._linear(self._gate, self._h, weights, "ffn_gate", rows),
+            self._linear(self._up, self._h, weights, "ffn_up", rows),
+            self._gated(rows * self.parameters.feed_forward_dim),
+            *self._added(self._gate, weights, "ffn_down", rows, "post_ffw_norm"),
+        ]
+
+    def _mixture(self, rows: int, weights: BlockWeights) -> list[Entry]:
+        """As `_feed_forward`, with the experts that each row chooses."""
+        p, x = self.parameters, internals.address_of(self._rows)
+        slots = rows * p.experts_used
+
+        def experts(out: int, given: int, name: str, *last: int) -> Entry:
+            weight = weights[f"ffn_{name}_exps.weight"]
+            kernel = self._kernels.address("experts", weight.ggml_type)
+            _, height, columns = weight.shape
+            blob = internals.address_of(internals.buffer_of(weight.blob))
+            parts = self._parts(slots * height // LANES, slots * height * columns)
+            shape = [height, columns, rows, p.experts_used, self._chosen]
+            return [kernel, parts, out, given, blob, *shape, *last]
+
+        routed = [self._scores, self._chosen, self._expert_shares, rows, p.experts, p.experts_used]
+        return [
+            self._linear(self._scores, self._h, weights, "ffn_gate_inp", rows),
+            [self._kernels.address("route"), 1, *routed],
+            experts(self._gate, self._h, "gate"),
+            experts(self._up, self._h, "up"),
+            self._gated(slots * p.feed_forward_dim),
+            experts(x, self._gate, "down", self._expert_shares, x),
+        ]
+
+    def _gated(self, count: int) -> Entry:
+        gelu = int(self.parameters.family.activation is Activation.GELU)
+        return [self._kernels.address("gate"), self._parts(count, count), self._gate, self._up, count, gelu]
 
     @property
     def packed_names(self) -> frozenset[str]:
@@ -302,7 +370,9 @@ class NativeEngine:
         table = internals.address_of(internals.buffer_of(self._embedding.blob))
         kernel = self._kernels.address("rows", self._embedding.ggml_type)
         out, columns = internals.address_of(self._rows), self.parameters.hidden_dim
-        self._team.run(self._team.prepare([[kernel, 1, out, table, ids.ctypes.data, len(ids), columns]]))
+        scale = self.parameters.embedding_scale
+        words = [out, table, ids.ctypes.data, len(ids), columns, float_bits(scale) if scale != 1.0 else 0]
+        self._team.run(self._team.prepare([[kernel, 1, *words]]))
 
     def step(self, count: int, position: int) -> None:
         """Runs all blocks over `count` rows in place, at rows [position, position + count) of the cache."""
@@ -313,12 +383,19 @@ class NativeEngine:
     def project(self, count: int) -> None:
         """Logits of the last of `output`'s `count` rows."""
         assert self._team is not None
-        assert self._norm_and_head is not None
+        assert self._ends is not None
         if count not in self._heads:
-            norm, head = self._norm_and_head
+            ends, p = self._ends, self.parameters
             x = internals.address_of(self._rows) + (count - 1) * self.parameters.hidden_dim * 4
             logits = internals.address_of(self.logits)
-            entries = [self._norm(x, norm, 1), self._matmul(logits, self._h, head, 1)]
+            entries = [
+                self._norm(self._h, x, ends.norm, 1),
+                self._matmul(logits, self._h, ends.head, 1, bias=ends.bias),
+            ]
+            if p.logit_cap:
+                parts = self._parts(p.vocab_size // LANES, p.vocab_size)
+                words = [logits, p.vocab_size, float_bits(p.logit_cap)]
+                entries.append([self._kernels.address("cap"), parts, *words])
             self._heads[count] = self._team.prepare(entries)
         self._team.run(self._heads[count])
 
@@ -329,7 +406,7 @@ class NativeEngine:
             self._team = None
         self._lists.clear()
         self._heads.clear()
-        self._blocks, self._norm_and_head, self._embedding = [], None, None
+        self._blocks, self._ends, self._embedding = [], None, None
         self._buffers.clear()
         self._kept.clear()
         self._packed.clear()

@@ -1,60 +1,29 @@
-"""What a stage manifest says about a `llama` model, checked before a single weight is touched.
+"""What a stage manifest says about the model, checked before a single weight is touched.
 
-Knows GGUF metadata keys, tensor names, shapes and tensor types. Must not know tinygrad, files or devices.
-Whatever could change the result and is not implemented is refused by its name: unknown model keys, unknown
-tensors, wrong shapes. Meanings follow llama.cpp's `load_hparams` and its llama graph.
+Knows what metadata keys mean for each family. Must not know tensors, tinygrad, files or devices. Whatever
+could change the result and is not implemented is refused by its name. Meanings follow llama.cpp's
+`load_hparams` and its graphs. Everything that depends on a layer depends on its index in the whole model.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from swactor_core.faults import RoleFailure
-from swactor_core.spi.loader import Scalar, StageManifest, TensorRef
-from swactor_core.spi.worker import RoleError
+from swactor_core.spi.loader import StageManifest
 
-ARCHITECTURE = "llama"
-Value = Scalar | tuple[Scalar, ...]
-
-# Keys that change nothing in this graph, whatever they say.
-_HARMLESS = frozenset(
-    {
-        "context_length",
-        "vocab_size",
-        "tensor_data_layout",
-        "rope.scaling.original_context_length",
-        "rope.scaling.finetuned",
-        "attention.layer_norm_epsilon",
-        "expert_feed_forward_length",
-    }
-)
-# Keys of features that are not implemented, and the value that means the feature is off.
-_OFF: Mapping[str, tuple[Scalar, ...]] = {
-    "expert_count": (0,),
-    "expert_used_count": (0,),
-    "attention.sliding_window": (0,),
-    "attention.causal": (True,),
-    "attention.max_alibi_bias": (0,),
-    "attention.clamp_kqv": (0,),
-    "attention.temperature_scale": (0,),
-    "attn_logit_softcapping": (0,),
-    "final_logit_softcapping": (0,),
-    "logit_scale": (1,),
-    "residual_scale": (1,),
-    "embedding_scale": (1,),
-    "nextn_predict_layers": (0,),
-    "pooling_type": (0,),
-    "rope.scaling.attn_factor": (1,),
-    "use_parallel_residual": (False,),
-}
+from swactor_worker_tinygrad.families import FAMILIES, Family
+from swactor_worker_tinygrad.model_keys import ModelKeys, invalid, unsupported
+from swactor_worker_tinygrad.rope import Rope, Temperature, Yarn
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaParameters:
-    """`rope_divisor` is the linear position scaling (1.0 for none); dims in elements."""
+class ModelParameters:
+    """Dims in elements. `windowed` has an entry for each layer of the model: whether it sees only the last
+    `window` positions. A cap of 0.0 is none. `experts` is 0 for a dense model; `feed_forward_dim` is that of
+    one expert otherwise. `long_context`: the run is longer than the context of the short rope factors."""
 
+    family: Family
     layer_start: int
     layer_end_exclusive: int
     hidden_dim: int
@@ -64,11 +33,18 @@ class LlamaParameters:
     key_dim: int
     value_dim: int
     rms_epsilon: float
-    rope_dims: int
-    rope_base: float
-    rope_divisor: float
+    rope: Rope
+    local_rope: Rope
+    temperature: Temperature | None
     attention_scale: float
     vocab_size: int
+    window: int
+    windowed: tuple[bool, ...]
+    score_cap: float
+    logit_cap: float
+    experts: int
+    experts_used: int
+    long_context: bool
 
     @property
     def query_width(self) -> int:
@@ -86,225 +62,219 @@ class LlamaParameters:
     def attended_width(self) -> int:
         return self.heads * self.value_dim
 
+    @property
+    def embedding_scale(self) -> float:
+        return math.sqrt(self.hidden_dim) if self.family.scaled_embedding else 1.0
 
-def _invalid(message: str, hint: str = "") -> RoleError:
-    return RoleError(RoleFailure.CONFIG_INVALID, message, hint=hint)
+    @property
+    def layers(self) -> range:
+        """The stage's layers, by their index in the whole model."""
+        return range(self.layer_start, self.layer_end_exclusive)
 
+    def window_of(self, layer: int) -> int:
+        """How many positions the layer sees, its own included; 0 for all."""
+        return self.window if self.windowed[layer] else 0
 
-class _Keys:
-    """Typed access to `llama.*`; remembers what was asked for, so that the rest can be refused."""
-
-    def __init__(self, metadata: Mapping[str, Value]) -> None:
-        prefix = ARCHITECTURE + "."
-        self.values = {
-            name[len(prefix) :]: value for name, value in metadata.items() if name.startswith(prefix)
-        }
-        self.used: set[str] = set()
-
-    def whole(self, name: str, default: int | None = None) -> int:
-        value = self._one(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise _invalid(f"metadata key llama.{name} = {value!r} is not a positive whole number")
-        return value
-
-    def real(self, name: str, default: float | None = None) -> float:
-        value = self._one(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise _invalid(f"metadata key llama.{name} = {value!r} is not a finite number")
-        return float(value)
-
-    def text(self, name: str, default: str) -> str:
-        value = self._one(name, default)
-        if not isinstance(value, str):
-            raise _invalid(f"metadata key llama.{name} = {value!r} is not a string")
-        return value
-
-    def _one(self, name: str, default: Scalar | None) -> Scalar:
-        """A scalar, or the one value that a per-layer array repeats; arrays that vary are not implemented."""
-        self.used.add(name)
-        value = self.values.get(name, default)
-        if value is None:
-            raise _invalid(f"the model file lacks the metadata key llama.{name}")
-        if isinstance(value, tuple):
-            if not value or any(item != value[0] for item in value):
-                raise _invalid(f"metadata key llama.{name} differs between layers, which is not supported")
-            return value[0]
-        return value
-
-    def refuse_the_rest(self) -> None:
-        for name in sorted(self.values.keys() - self.used - _HARMLESS):
-            value = self.values[name]
-            if name in _OFF and value in _OFF[name]:
-                continue
-            raise RoleError(
-                RoleFailure.UNSUPPORTED_ARCHITECTURE,
-                f"metadata key llama.{name} = {value!r} asks for what this worker does not implement",
-                hint="use a model without it; plain Llama, Mistral 7B, TinyLlama and SmolLM2 files work",
-            )
+    def rope_of(self, layer: int) -> Rope:
+        period = self.family.no_rope_period
+        if period and (layer + 1) % period == 0:
+            return Rope(self.rope.dims, 0.0)
+        return self.local_rope if self.windowed[layer] else self.rope
 
 
-def read_parameters(manifest: StageManifest) -> LlamaParameters:
-    """The parameters of the stage's model. Raises RoleError naming key or architecture."""
-    if manifest.architecture != ARCHITECTURE:
-        raise RoleError(
-            RoleFailure.UNSUPPORTED_ARCHITECTURE,
-            f"architecture {manifest.architecture!r} is not implemented",
-            hint=f"this worker runs architecture {ARCHITECTURE!r} (Llama, Mistral 7B, TinyLlama, SmolLM2)",
+def family_of(architecture: str) -> Family:
+    """Raises RoleError for one that has no row in the table."""
+    family = FAMILIES.get(architecture)
+    if family is None:
+        raise unsupported(
+            f"architecture {architecture!r} is not implemented", f"this worker runs {', '.join(FAMILIES)}"
         )
-    if not 0 <= manifest.layer_start < manifest.layer_end_exclusive <= manifest.num_layers:
-        raise _invalid(
+    return family
+
+
+def read_parameters(manifest: StageManifest, max_context: int) -> ModelParameters:
+    """The parameters of the stage's model, for runs of `max_context` positions. Raises RoleError naming key
+    or architecture."""
+    family = family_of(manifest.architecture)
+    layers = manifest.num_layers
+    if not 0 <= manifest.layer_start < manifest.layer_end_exclusive <= layers:
+        raise invalid(
             f"layers [{manifest.layer_start}, {manifest.layer_end_exclusive}) are not a range "
-            f"within the model's {manifest.num_layers}"
+            f"within the model's {layers}"
         )
-    keys = _Keys(manifest.metadata)
+    keys = ModelKeys(manifest.architecture, manifest.metadata)
     hidden = keys.whole("embedding_length")
     if hidden != manifest.hidden_dim:
-        raise _invalid(f"llama.embedding_length = {hidden} but the plan says {manifest.hidden_dim}")
-    if (layers := keys.whole("block_count")) != manifest.num_layers:
-        raise _invalid(f"llama.block_count = {layers} but the plan says {manifest.num_layers}")
+        raise invalid(f"{keys.prefix}embedding_length = {hidden} but the plan says {manifest.hidden_dim}")
+    if (stored := keys.whole("block_count")) != layers:
+        raise invalid(f"{keys.prefix}block_count = {stored} but the plan says {layers}")
     heads = keys.whole("attention.head_count")
     kv_heads = keys.whole("attention.head_count_kv", heads)
     if heads % kv_heads:
-        raise _invalid(f"{heads} attention heads cannot share {kv_heads} key heads")
-    even = hidden // heads
+        raise invalid(f"{heads} attention heads cannot share {kv_heads} key heads")
+    even = max(1, hidden // heads)
     key_dim = keys.whole("attention.key_length", even)
-    rope_dims = keys.whole("rope.dimension_count", key_dim)
-    if rope_dims % 2 or rope_dims > key_dim:
-        raise _invalid(f"llama.rope.dimension_count = {rope_dims} does not fit heads of {key_dim}")
-    scaling = keys.text("rope.scaling.type", "linear")
-    if scaling not in ("none", "linear"):
-        raise RoleError(
-            RoleFailure.UNSUPPORTED_ARCHITECTURE,
-            f"llama.rope.scaling.type = {scaling!r} is not implemented",
-            hint="none, linear, and the frequency table of Llama 3.1 and later work",
-        )
-    factor = keys.real("rope.scaling.factor", 0.0) or keys.real("rope.scale_linear", 0.0)
-    keys.used.add("rope.scale_linear")
-    if factor < 0.0:
-        raise _invalid(f"llama.rope.scaling.factor = {factor} is negative")
-    base = keys.real("rope.freq_base", 10000.0)
     epsilon = keys.real("attention.layer_norm_rms_epsilon")
-    scale = keys.real("attention.scale", 0.0)
-    if base <= 0.0 or epsilon < 0.0:
-        raise _invalid(f"llama.rope.freq_base = {base} or layer_norm_rms_epsilon = {epsilon} is out of range")
-    parameters = LlamaParameters(
+    if epsilon < 0.0:
+        raise invalid(f"{keys.prefix}attention.layer_norm_rms_epsilon = {epsilon} is negative")
+    rope, trained = _rope(keys, family, key_dim)
+    window, windowed = _windows(keys, family, layers, max_context)
+    experts, used, wide = _feed_forward(keys, family)
+    parameters = ModelParameters(
+        family=family,
         layer_start=manifest.layer_start,
         layer_end_exclusive=manifest.layer_end_exclusive,
         hidden_dim=hidden,
-        feed_forward_dim=keys.whole("feed_forward_length"),
+        feed_forward_dim=wide,
         heads=heads,
         kv_heads=kv_heads,
         key_dim=key_dim,
         value_dim=keys.whole("attention.value_length", even),
         rms_epsilon=epsilon,
-        rope_dims=rope_dims,
-        rope_base=base,
-        rope_divisor=factor if scaling == "linear" and factor else 1.0,
-        attention_scale=scale or 1.0 / math.sqrt(key_dim),
+        rope=rope,
+        local_rope=_local_rope(keys, family, rope),
+        temperature=_temperature(keys, family, rope, key_dim, trained),
+        attention_scale=_attention_scale(keys, family, layers, hidden // heads, key_dim),
         vocab_size=manifest.vocab_size,
+        window=window,
+        windowed=windowed,
+        score_cap=_cap(keys, "attn_logit_softcapping", family.default_score_cap),
+        logit_cap=_cap(keys, "final_logit_softcapping", family.default_logit_cap),
+        experts=experts,
+        experts_used=used,
+        long_context=max_context > trained,
     )
     keys.refuse_the_rest()
     return parameters
 
 
-def block_shapes(parameters: LlamaParameters) -> dict[str, tuple[tuple[int, ...], bool]]:
-    """Tensors of one block: name without `blk.N.` -> (dims fastest first, required)."""
-    hidden, wide = parameters.hidden_dim, parameters.feed_forward_dim
-    query, key, value = parameters.query_width, parameters.key_width, parameters.value_width
-    return {
-        "attn_norm.weight": ((hidden,), True),
-        "attn_q.weight": ((hidden, query), True),
-        "attn_q.bias": ((query,), False),
-        "attn_k.weight": ((hidden, key), True),
-        "attn_k.bias": ((key,), False),
-        "attn_v.weight": ((hidden, value), True),
-        "attn_v.bias": ((value,), False),
-        "attn_output.weight": ((parameters.attended_width, hidden), True),
-        "attn_output.bias": ((hidden,), False),
-        "ffn_norm.weight": ((hidden,), True),
-        "ffn_gate.weight": ((hidden, wide), True),
-        "ffn_gate.bias": ((wide,), False),
-        "ffn_up.weight": ((hidden, wide), True),
-        "ffn_up.bias": ((wide,), False),
-        "ffn_down.weight": ((wide, hidden), True),
-        "ffn_down.bias": ((hidden,), False),
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class StageTensors:
-    """The stage's tensors by place. `blocks` in order of layer, names without `blk.N.`."""
-
-    blocks: tuple[dict[str, TensorRef], ...]
-    rope_factors: TensorRef | None
-    embedding: TensorRef | None
-    output_norm: TensorRef | None
-    head: TensorRef | None
-
-    def all(self) -> list[TensorRef]:
-        single = (self.rope_factors, self.embedding, self.output_norm, self.head)
-        named = {ref.name: ref for ref in single if ref is not None}
-        return [ref for block in self.blocks for ref in block.values()] + list(named.values())
-
-
-def sort_tensors(manifest: StageManifest, parameters: LlamaParameters) -> StageTensors:
-    """Puts every tensor of the manifest in its place. Raises RoleError for one that is unknown, missing,
-    twice there, or of another shape than the parameters say."""
-    given: dict[str, TensorRef] = {}
-    for ref in manifest.tensors:
-        if ref.name in given:
-            raise _invalid(f"tensor {ref.name!r} is in the stage's manifest twice")
-        given[ref.name] = ref
-
-    def take(name: str, dims: tuple[int, ...], required: bool) -> TensorRef | None:
-        ref = given.pop(name, None)
-        if ref is None:
-            if required:
-                raise _invalid(f"the model file lacks tensor {name!r}")
-            return None
-        if _trimmed(ref.dims) != dims:
-            raise _invalid(
-                f"tensor {name!r} has dims {list(ref.dims)}, the model's parameters say {list(dims)}"
-            )
-        return ref
-
-    blocks = []
-    for layer in range(parameters.layer_start, parameters.layer_end_exclusive):
-        block: dict[str, TensorRef] = {}
-        for name, (dims, required) in block_shapes(parameters).items():
-            found = take(f"blk.{layer}.{name}", dims, required)
-            if found is not None:
-                block[name] = found
-        blocks.append(block)
-    table = (parameters.hidden_dim, parameters.vocab_size)
-    embedding: TensorRef | None = None
-    output_norm: TensorRef | None = None
-    head: TensorRef | None = None
-    if manifest.first or (manifest.last and manifest.tied_head):
-        embedding = take("token_embd.weight", table, True)
-    if manifest.last:
-        output_norm = take("output_norm.weight", (parameters.hidden_dim,), True)
-        head = embedding if manifest.tied_head else take("output.weight", table, True)
-    factors = take("rope_freqs.weight", (parameters.rope_dims // 2,), False)
-    if given:
-        name = min(given)
-        raise RoleError(
-            RoleFailure.UNSUPPORTED_ARCHITECTURE,
-            f"tensor {name!r} has no place in a plain llama model (with {len(given) - 1} others)",
-            hint="the model has parts that this worker does not implement",
+def _rope(keys: ModelKeys, family: Family, key_dim: int) -> tuple[Rope, int]:
+    """The rotation of layers that see everything, and the context that it was trained with."""
+    dims = keys.whole("rope.dimension_count", key_dim)
+    if dims % 2 or dims > key_dim:
+        raise invalid(f"{keys.prefix}rope.dimension_count = {dims} does not fit heads of {key_dim}")
+    base = keys.real("rope.freq_base", 10000.0)
+    if base <= 0.0:
+        raise invalid(f"{keys.prefix}rope.freq_base = {base} is out of range")
+    scaling = keys.text("rope.scaling.type", "linear")
+    known = ["none", "linear", *(["yarn"] if family.yarn else [])]
+    known += ["longrope"] if family.rope_factor_pair else []
+    if scaling not in known:
+        raise unsupported(
+            f"{keys.prefix}rope.scaling.type = {scaling!r} is not implemented for {family.architecture}",
+            f"{', '.join(known)} work",
         )
-    return StageTensors(
-        blocks=tuple(blocks),
-        rope_factors=factors,
-        embedding=embedding if manifest.first else None,
-        output_norm=output_norm,
-        head=head,
-    )
+    linear = keys.real("rope.scale_linear", 0.0)
+    factor = keys.real("rope.scaling.factor", linear)
+    if factor < 0.0:
+        raise invalid(f"{keys.prefix}rope.scaling.factor = {factor} is negative")
+    divisor = factor if scaling != "none" and factor else 1.0
+    if scaling == "longrope" and divisor != 1.0:
+        raise unsupported(f"{keys.prefix}rope.scaling.factor = {factor} beside longrope is not implemented")
+    magnitude = keys.real("rope.scaling.attn_factor", 1.0)
+    trained = keys.whole("rope.scaling.original_context_length", keys.whole("context_length", 1))
+    if scaling != "yarn":
+        return Rope(dims, base, divisor, magnitude), trained
+    if base <= 1.0:
+        raise invalid(f"{keys.prefix}rope.freq_base = {base} does not go with YaRN")
+    fast, slow, weight = 32.0, 1.0, 0.0
+    if family.yarn_shape:
+        fast = keys.real("rope.scaling.yarn_beta_fast", fast)
+        slow = keys.real("rope.scaling.yarn_beta_slow", slow)
+        weight = keys.real("rope.scaling.yarn_log_multiplier", weight)
+        if fast <= 0.0 or slow <= 0.0:
+            raise invalid(f"{keys.prefix}rope.scaling.yarn_beta_fast = {fast} or _slow = {slow} is negative")
+    magnitude *= _yarn_magnitude(divisor, 1.0) / (_yarn_magnitude(divisor, weight) if weight else 1.0)
+    yarn = Yarn.of(dims=dims, base=base, context=trained, fast=fast, slow=slow)
+    return Rope(dims, base, divisor, magnitude, yarn), trained
 
 
-def _trimmed(dims: tuple[int, ...]) -> tuple[int, ...]:
-    """Without the trailing ones that some writers add."""
-    kept = list(dims)
-    while len(kept) > 1 and kept[-1] == 1:
-        kept.pop()
-    return tuple(kept)
+def _yarn_magnitude(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1.0 else 1.0 + 0.1 * weight * math.log(factor)
+
+
+def _local_rope(keys: ModelKeys, family: Family, rope: Rope) -> Rope:
+    """The rotation of layers with a window; only Gemma's may differ."""
+    if not family.window_period:
+        return rope
+    if family.default_local_base:
+        base = keys.real("rope.freq_base_swa", family.default_local_base)
+        local = Rope(rope.dims, base, 1.0, rope.magnitude)
+    else:
+        base = keys.real("rope.freq_base_swa", rope.base)
+        local = Rope(rope.dims, base, rope.divisor, rope.magnitude)
+    if base <= 0.0:
+        raise invalid(f"{keys.prefix}rope.freq_base_swa = {base} is out of range")
+    return local
+
+
+def _windows(keys: ModelKeys, family: Family, layers: int, max_context: int) -> tuple[int, tuple[bool, ...]]:
+    """The window, 0 for none, and which layers have it."""
+    window = keys.whole("attention.sliding_window", family.default_window, least=0)
+    if family.window_period is None:
+        if 0 < window < max_context:
+            raise unsupported(
+                f"metadata key {keys.prefix}attention.sliding_window = {window} asks for a window, which is "
+                f"not implemented for {family.architecture} and matters to a run of {max_context} positions",
+                "ask for fewer tokens, so that prompt and answer fit the window",
+            )
+        return 0, (False,) * layers
+    if not window:
+        keys.raw("attention.sliding_window_pattern")
+        return 0, (False,) * layers
+    if family.window_period == 0:
+        return window, (True,) * layers
+    pattern = keys.raw("attention.sliding_window_pattern")
+    if isinstance(pattern, tuple):
+        if len(pattern) != layers or any(item not in (0, 1) for item in pattern):
+            raise invalid(
+                f"metadata key {keys.prefix}attention.sliding_window_pattern has {len(pattern)} elements "
+                f"for {layers} layers, or others than true and false"
+            )
+        return window, tuple(bool(item) for item in pattern)
+    period = keys.whole("attention.sliding_window_pattern", family.window_period, least=0)
+    return window, tuple(not period or layer % period < period - 1 for layer in range(layers))
+
+
+def _feed_forward(keys: ModelKeys, family: Family) -> tuple[int, int, int]:
+    """(experts, experts used, width), the first two 0 for a dense model."""
+    if not family.experts:
+        return 0, 0, keys.whole("feed_forward_length")
+    experts, used = keys.whole("expert_count"), keys.whole("expert_used_count")
+    if used > experts:
+        raise invalid(f"{keys.prefix}expert_used_count = {used} of {experts} experts")
+    if keys.raw("expert_feed_forward_length"):
+        keys.raw("feed_forward_length")  # that of dense layers, of which the family has none
+        return experts, used, keys.whole("expert_feed_forward_length")
+    return experts, used, max(1, keys.whole("feed_forward_length") // used)
+
+
+def _temperature(
+    keys: ModelKeys, family: Family, rope: Rope, key_dim: int, trained: int
+) -> Temperature | None:
+    scale = keys.real("attention.temperature_scale", 0.0) if family.attention_temperature else 0.0
+    if not scale:
+        return None
+    if rope.dims != key_dim:
+        # the scale is part of the tables, which must then turn whole heads
+        raise unsupported(
+            f"metadata key {keys.prefix}attention.temperature_scale = {scale} with a rotation of "
+            f"{rope.dims} of {key_dim} elements is not implemented"
+        )
+    return Temperature(scale, trained)
+
+
+def _attention_scale(keys: ModelKeys, family: Family, layers: int, even: int, key_dim: int) -> float:
+    if family.attention_scale and (scale := keys.real("attention.scale", 0.0)):
+        return scale
+    return 1.0 / math.sqrt(even if layers == family.wide_query_layers else key_dim)
+
+
+def _cap(keys: ModelKeys, name: str, default: float | None) -> float:
+    """A soft cap, 0.0 for none; a family that knows none leaves the key to be refused."""
+    if default is None:
+        return 0.0
+    cap = keys.real(name, default)
+    if cap < 0.0:
+        raise invalid(f"metadata key {keys.prefix}{name} = {cap} is negative")
+    return cap

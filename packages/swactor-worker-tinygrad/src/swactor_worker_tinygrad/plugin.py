@@ -7,7 +7,10 @@ from typing import Any
 
 from swactor_core.checks import DoctorCheck
 from swactor_core.hookspecs import hookimpl
+from swactor_core.spi.loader import StageManifest
 from swactor_core.spi.provider import Kind, Provider
+
+from swactor_worker_tinygrad.families import FAMILIES
 
 
 def _create(settings: Mapping[str, object]) -> Any:
@@ -16,15 +19,26 @@ def _create(settings: Mapping[str, object]) -> Any:
     return create(settings)
 
 
+def _check_model(manifest: StageManifest, max_context: int) -> None:
+    from swactor_worker_tinygrad.stage_tensors import check_model
+
+    check_model(manifest, max_context)
+
+
 @hookimpl
 def swactor_register_workers() -> Iterable[Provider]:
     return [
         Provider(
             kind=Kind.WORKER,
             name="tinygrad",
-            summary="runs llama stages on tinygrad: CPU (clang), CUDA and others",
+            summary="runs a GGUF model's layers on tinygrad: CPU (clang), CUDA and others",
             factory=_create,
-            capabilities={"architectures": ("llama",), "devices": ("CPU", "CUDA"), "sampling": True},
+            capabilities={
+                "architectures": tuple(FAMILIES),
+                "devices": ("CPU", "CUDA"),
+                "sampling": True,
+            },
+            check_model=_check_model,
         )
     ]
 

@@ -1,4 +1,4 @@
-"""One configured stage: from an input object on the device to an output object on the device.
+"""One configured stage (spec section 16): from an input object on the device to an output object there.
 
 Knows the step contract: rows, positions, chunks, token ids and logits. Must not know how a block is computed
 (the engine's matter) nor rings and sequences (the harness's).
@@ -38,7 +38,7 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-class LlamaStage:
+class ModelStage:
     """A `StageRole`. Token ids are uint32, activations and logits f32 rows, all little-endian."""
 
     def __init__(

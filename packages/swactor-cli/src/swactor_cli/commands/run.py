@@ -13,6 +13,7 @@ from typing import Any
 
 from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file
 from swactor_core.errors import UsageError
+from swactor_core.hosting import refuse_unfit_model
 from swactor_core.ids import NodeId, RunId
 from swactor_core.machines.run import RunBounds
 from swactor_core.machines.run_effects import RunOutcome
@@ -24,6 +25,7 @@ from swactor_core.planner import EdgeIdAllocator, NodeCapacity, plan_run
 from swactor_core.plugins import load_plugins
 from swactor_core.spi.provider import Kind
 
+from swactor_cli.answer import Answer
 from swactor_cli.errors import ExitCode
 from swactor_cli.interrupts import Interrupts
 from swactor_cli.keys import orchestrator_key_file
@@ -31,6 +33,7 @@ from swactor_cli.models import open_model, tokenizer_of
 from swactor_cli.output import Output, OutputLost
 from swactor_cli.progress import Display
 from swactor_cli.prompts import prompt_ids_of
+from swactor_cli.sampling_options import fitted
 from swactor_cli.side_files import SideFiles
 from swactor_cli.statistics import statistics, summary
 from swactor_cli.worker_options import worker_settings
@@ -49,13 +52,16 @@ class RunOptions:
     model: str
     prompt: str | None
     prompt_ids: str | None
+    system: str | None
     raw: bool
+    pre: str | None
     nodes: int | None
     cluster: str | None
     max_tokens: int
     sampling: SamplingPolicy
     sample_on_orchestrator: bool
     ignore_eos: bool
+    stops: tuple[str, ...]
     prefill_chunk: int
     token_timeout: float
     pool_timeout: float
@@ -79,10 +85,20 @@ def run(options: RunOptions, output: Output) -> ExitCode:
     path, model = open_model(loader, options.model, output)
     with ExitStack() as closing:
         closing.callback(model.close)
-        tokenizer = tokenizer_of(model)
+        tokenizer = tokenizer_of(model, options.pre)
         prompt = prompt_ids_of(
-            options.prompt, options.prompt_ids, raw=options.raw, facts=model.facts, tokenizer=tokenizer
+            options.prompt,
+            options.prompt_ids,
+            raw=options.raw,
+            facts=model.facts,
+            tokenizer=tokenizer,
+            system=options.system,
         )
+        if options.stops and tokenizer is None:
+            raise UsageError("--stop was given, and the model has no vocabulary", hint="leave --stop out")
+        answer = Answer(tokenizer.stream() if tokenizer is not None else None, options.stops)
+        suppressed = tokenizer.suppressed if tokenizer is not None else frozenset()
+        sampling = fitted(options.sampling, model.facts.vocab_size, suppressed)
         stop = tokenizer is not None and not options.ignore_eos
         ends = tokenizer.end_of_generation if tokenizer is not None and stop else frozenset()
         local = file is None
@@ -92,7 +108,7 @@ def run(options: RunOptions, output: Output) -> ExitCode:
             prompt=prompt,
             max_tokens=options.max_tokens,
             end_of_generation=tuple(sorted(ends)),
-            sampling=options.sampling,
+            sampling=sampling,
             token_output_policy=(
                 TokenOutputPolicy.LOGITS if options.sample_on_orchestrator else TokenOutputPolicy.TOKEN_IDS
             ),
@@ -101,7 +117,9 @@ def run(options: RunOptions, output: Output) -> ExitCode:
             bounds=RunBounds(execution=options.token_timeout),
         )
         nodes = (2 if options.nodes is None else options.nodes) if file is None else len(file.cluster.nodes)
-        _check_plan(request, nodes, output)
+        positions = _check_plan(request, nodes, output)
+        whole = model.manifest(0, model.facts.num_layers)
+        refuse_unfit_model(plugins, choice, whole, positions=positions)
         side = SideFiles(options.events, options.logits)
         closing.callback(side.close)
 
@@ -121,7 +139,7 @@ def run(options: RunOptions, output: Output) -> ExitCode:
             seed = load_or_create_seed(orchestrator_key_file())
             closing.enter_context(key_in_use(orchestrator_key_file()))
 
-        display = Display(output, tokenizer.stream() if tokenizer is not None else None)
+        display = Display(output, answer)
         interrupts = Interrupts()
         interrupts.catch()
         result = asyncio.run(_drive(make_session, request, display, side, output, interrupts))
@@ -136,9 +154,9 @@ def _uri(name: str, given: str, *, local: bool) -> str:
     return str(Path(name).resolve()) if local else given
 
 
-def _check_plan(request: RunRequest, nodes: int, output: Output) -> None:
-    """Raises UsageError, before any process starts, for what no plan can be made of. What the nodes declare
-    of their memory is known only when they are there."""
+def _check_plan(request: RunRequest, nodes: int, output: Output) -> int:
+    """The positions that a run takes. Raises UsageError, before any process starts, for what no plan can be
+    made of. What the nodes declare of their memory is known only when they are there."""
     inventory = tuple(NodeCapacity(NodeId(index + 1)) for index in range(nodes))
     plan = plan_run(
         inventory,
@@ -154,6 +172,7 @@ def _check_plan(request: RunRequest, nodes: int, output: Output) -> None:
             f"the model's context of {request.facts.context_length} tokens has room for {plan.max_tokens} "
             f"of the {request.max_tokens} tokens asked for"
         )
+    return plan.model.max_seq_len
 
 
 async def _drive(
@@ -230,6 +249,7 @@ def _record(result: RunResult, figures: dict[str, Any], text: str) -> dict[str, 
     record: dict[str, Any] = {
         "type": "result",
         "outcome": str(result.outcome),
+        "finish_reason": None if result.finish_reason is None else str(result.finish_reason),
         "token_ids": list(result.token_ids),
         "text": text,
         "stats": figures,

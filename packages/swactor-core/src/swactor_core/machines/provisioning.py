@@ -71,6 +71,28 @@ def provision_stage(plan: RunPlan, stage: StagePlan, *, prefill_chunk: int) -> P
     return replace(provision, agreement=agreement(stage.gguf_source.digest, shared_of(provision)))
 
 
+def impossible(provision: ProvisionStage) -> str:
+    """Why no node can take this assignment, whatever its model holds; empty when one can."""
+    index, count = provision.stage_index, provision.stage_count
+    start, end, layers = provision.layer_start, provision.layer_end_exclusive, provision.model.num_layers
+    inbound, outbound = provision.inbound, provision.outbound
+    if not 0 <= index < count:
+        return f"stage {index} of {count}"
+    if not 0 <= start < end <= layers:
+        return f"layers {start}..{end} of {layers}"
+    first = EdgeKind.TOKEN_IN if index == 0 else EdgeKind.ACTIVATION
+    last = EdgeKind.TOKEN_OUT if index == count - 1 else EdgeKind.ACTIVATION
+    if (inbound.kind, outbound.kind) != (first, last):
+        kinds = f"{inbound.kind} in and {outbound.kind} out"
+        return f"stage {index} of {count} with {kinds}, not {first} and {last}"
+    if inbound.edge_id == outbound.edge_id:
+        return f"edge {inbound.edge_id} both in and out"
+    rings = (inbound.ring_spec.direction, outbound.ring_spec.direction)
+    if rings != (RingDirection.INGRESS, RingDirection.EGRESS):
+        return f"rings for {rings[0]} in and {rings[1]} out"
+    return ""
+
+
 def token_edges(plan: RunPlan) -> tuple[ProvisionTx, ProvisionRx]:
     """The orchestrator's own ends: producer of token-in, consumer of token-out."""
     token_in = next(edge for edge in plan.edges if edge.kind is EdgeKind.TOKEN_IN)

@@ -2,7 +2,7 @@
 
 Refuses what does not match (another run active, an impossible range) with a StageFault that says why, and
 performs the controller's `OpenModel` with the loader plug-in in a thread. Knows no transport: messages for
-the orchestrator leave through `to_orchestrator`.
+the orchestrator leave through `to_orchestrator`. Authority (spec sections 4 and 39) is kept here.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from swactor_core.events import EventName
 from swactor_core.faults import Component, Fault, FaultReason, ModelFailure
 from swactor_core.fsm import Effect, Send
 from swactor_core.ids import NodeId, node_hex
+from swactor_core.machines.provisioning import impossible
 from swactor_core.machines.stage import StageController, StageState
 from swactor_core.machines.stage_effects import ModelFetch, ModelOpened, ModelRefused, OpenModel
 from swactor_core.messages import Address, ProvisionStage, StageFault, StageStopped, StopRun
@@ -109,13 +110,7 @@ class StageHost:
         plan = self._provision
         if self.active and plan is not None:
             return f"run {plan.run_id} is active here as stage {plan.stage_index}"
-        if not 0 <= message.stage_index < message.stage_count:
-            return f"stage {message.stage_index} of {message.stage_count}"
-        if not 0 <= message.layer_start < message.layer_end_exclusive <= message.model.num_layers:
-            return (
-                f"layers {message.layer_start}..{message.layer_end_exclusive} of {message.model.num_layers}"
-            )
-        return bounds_fault(message)
+        return impossible(message) or bounds_fault(message)
 
     def _forget_last(self) -> None:
         plan = self._provision

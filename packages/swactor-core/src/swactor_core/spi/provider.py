@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from swactor_core.spi.loader import StageManifest
 
 API_LEVEL = 1
 
@@ -27,6 +30,9 @@ class Provider:
     `capabilities` are facts a host or test asks for by name; a missing one is False, but for
     `crosses_processes`. What the runtime asks (`hosting.py`): `crosses_processes` of an arena, a transport
     and a membership, and `in_process` of a worker: that several may live in one process, on its event loop.
+
+    A worker's `check_model(manifest of the whole model, positions of the run)` raises RoleError for a model
+    that its `configure` would refuse, without opening the file; None where it cannot tell beforehand.
     """
 
     kind: Kind
@@ -35,6 +41,7 @@ class Provider:
     factory: Callable[..., Any]
     api_level: int = API_LEVEL
     capabilities: Mapping[str, Any] = field(default_factory=dict)
+    check_model: Callable[[StageManifest, int], None] | None = None
 
     @property
     def crosses_processes(self) -> bool:

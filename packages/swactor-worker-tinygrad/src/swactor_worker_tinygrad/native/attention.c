@@ -1,4 +1,5 @@
-/* Causal attention of `tokens` rows over the cache: row t sees the cache's rows 0..position + t.
+/* Causal attention of `tokens` rows over the cache: row t sees the cache's rows up to position + t, or with a window
+ * the last `window` of those.
  *
  * Up to QUERIES queries that share a key head (heads of one group, neighbouring rows) go over the cache together.
  * Keys lie in tiles of sixteen rows, (kv_heads, context / 16, key_dim, 16), so that sixteen scores come out of one
@@ -6,7 +7,7 @@
  *
  * a: out (tokens, heads, value_dim), q (tokens, heads, key_dim), key cache, value cache, address of the position,
  * tokens, heads, kv_heads, key_dim, value_dim, context (a multiple of 16), scale (bits of an f32), scratch (QUERIES *
- * context floats a thread). */
+ * context floats a thread), window or 0, cap of the scores (bits of an f32) or 0. */
 #define QUERIES 4
 #define WIDE 4
 
@@ -40,18 +41,22 @@ INLINE void score_one(float *shares, const float *q, const float *keys, u64 widt
   score(shares + tile * LANES, 0, &q, keys, width, tiles - tile, 1, scale);
 }
 
-/* Turns the first `seen` scores into exponentials and gives one over their sum; those after count as nothing. */
-INLINE float weigh(float *shares, u64 seen, u64 tiles) {
+/* Turns the scores from..seen into exponentials and gives one over their sum; those before and after, in the tiles
+ * from the first on, count as nothing. */
+INLINE float weigh(float *shares, u64 from, u64 seen, u64 first, u64 tiles, float cap) {
+  if (cap != 0)
+    for (u64 j = first * LANES; j < tiles * LANES; j += LANES) store(shares + j, capped(load(shares + j), cap));
+  for (u64 j = first * LANES; j < from; j++) shares[j] = -__builtin_inff();
   for (u64 j = seen; j < tiles * LANES; j++) shares[j] = -__builtin_inff();
-  floats most = load(shares), totals = {0};
-  for (u64 j = LANES; j < tiles * LANES; j += LANES) {
+  floats most = load(shares + first * LANES), totals = {0};
+  for (u64 j = (first + 1) * LANES; j < tiles * LANES; j += LANES) {
     const floats x = load(shares + j);
     const ints more = x > most;
     most = (floats)(((ints)x & more) | ((ints)most & ~more));
   }
   float top = most[0];
   for (int i = 1; i < LANES; i++) top = most[i] > top ? most[i] : top;
-  for (u64 j = 0; j < tiles * LANES; j += LANES) {
+  for (u64 j = first * LANES; j < tiles * LANES; j += LANES) {
     const floats e = exponential(load(shares + j) - top); /* a NaN among the scores stays one */
     store(shares + j, e);
     totals += e;
@@ -90,23 +95,35 @@ INLINE void attend(const u64 *a, u64 head, u64 query, int count, float *shares) 
     q[i] = (const float *)a[1] + row * key_dim;
     out[i] = (float *)a[0] + row * value_dim;
   }
-  const u64 most = position + (query + count - 1) / group + 1, tiles = (most + LANES - 1) / LANES;
-  if (count == 1) score_one(shares, q[0], keys, key_dim, tiles, scale.f);
-  else score(shares, context, q, keys, key_dim, tiles, count, scale.f);
-  for (int i = 0; i < count; i++) whole[i] = weigh(shares + i * context, position + (query + i) / group + 1, tiles);
+  const u64 window = a[13] ? a[13] : context;
+  union { uint32_t u; float f; } cap = {(uint32_t)a[14]};
+  u64 from[QUERIES], seen[QUERIES];
+  for (int i = 0; i < count; i++) {
+    seen[i] = position + (query + i) / group + 1;
+    from[i] = seen[i] > window ? seen[i] - window : 0;
+  }
+  /* whole tiles, from the first row that the first query sees to the last that the last one does */
+  const u64 first = from[0] / LANES, most = seen[count - 1], tiles = (most + LANES - 1) / LANES;
+  keys += first * LANES * key_dim;
+  values += first * LANES * value_dim;
+  if (count == 1) score_one(shares + first * LANES, q[0], keys, key_dim, tiles - first, scale.f);
+  else score(shares + first * LANES, context, q, keys, key_dim, tiles - first, count, scale.f);
+  for (int i = 0; i < count; i++) whole[i] = weigh(shares + i * context, from[i], seen[i], first, tiles, cap.f);
+  shares += first * LANES;
+  const u64 length = most - first * LANES;
   u64 c = 0;
   for (; c + WIDE * LANES <= value_dim; c += WIDE * LANES) {
-    mix(out, shares, context, values + c, value_dim, most, count, WIDE, whole);
+    mix(out, shares, context, values + c, value_dim, length, count, WIDE, whole);
     for (int i = 0; i < count; i++) out[i] += WIDE * LANES;
   }
   for (; c + LANES <= value_dim; c += LANES) {
-    mix(out, shares, context, values + c, value_dim, most, count, 1, whole);
+    mix(out, shares, context, values + c, value_dim, length, count, 1, whole);
     for (int i = 0; i < count; i++) out[i] += LANES;
   }
   for (; c < value_dim; c++)
     for (int i = 0; i < count; i++) {
       float total = 0;
-      for (u64 j = 0; j < most; j++) total += values[j * value_dim + c] * shares[i * context + j];
+      for (u64 j = 0; j < length; j++) total += values[j * value_dim + c] * shares[i * context + j];
       *out[i]++ = total * whole[i];
     }
 }

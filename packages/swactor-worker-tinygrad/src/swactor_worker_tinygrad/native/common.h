@@ -80,6 +80,12 @@ INLINE floats exponential(floats x) {
   return (floats)((ints)(p * (floats)exponent) & ~low);
 }
 
+/* cap * tanh(x / cap), which is x for small x and never beyond the cap. */
+INLINE floats capped(floats x, float cap) {
+  const floats e = exponential(x * (2.0f / cap));
+  return cap - 2.0f * cap / (e + 1.0f);
+}
+
 /* Part `part` of `count` units: [*first, *last). */
 INLINE void share(u64 count, u64 part, u64 parts, u64 *first, u64 *last) {
   *first = count * part / parts;

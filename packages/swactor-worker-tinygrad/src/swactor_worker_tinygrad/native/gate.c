@@ -1,4 +1,10 @@
-/* gate[i] = silu(gate[i]) * up[i]. a: gate, up, count. */
+/* gate[i] = f(gate[i]) * up[i], f being x / (1 + exp(-x)) (SiLU), or with `gelu` the tanh form of GELU, which is the
+ * same of another argument: x / (1 + exp(-2 * sqrt(2 / pi) * (x + 0.044715 x^3))). a: gate, up, count, gelu. */
+INLINE floats gated(floats x, u64 gelu) {
+  const floats argument = gelu ? 1.5957691216057308f * (x + 0.044715f * x * x * x) : x;
+  return x / (exponential(-argument) + 1.0f);
+}
+
 void kernel(const u64 *a, u64 thread, u64 part, u64 parts) {
   float *gate = (float *)a[0];
   const float *up = (const float *)a[1];
@@ -7,12 +13,11 @@ void kernel(const u64 *a, u64 thread, u64 part, u64 parts) {
   for (u64 unit = first; unit < last; unit++) {
     u64 at = unit * LANES;
     if (at + LANES <= a[2]) {
-      floats g = load(gate + at);
-      store(gate + at, g / (exponential(-g) + 1.0f) * load(up + at));
+      store(gate + at, gated(load(gate + at), a[3]) * load(up + at));
     } else {
       floats g = {0};
       for (u64 i = 0; at + i < a[2]; i++) g[i] = gate[at + i];
-      g = g / (exponential(-g) + 1.0f);
+      g = gated(g, a[3]);
       for (u64 i = 0; at + i < a[2]; i++) gate[at + i] = g[i] * up[at + i];
     }
   }

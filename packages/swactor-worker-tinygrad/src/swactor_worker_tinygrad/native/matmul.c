@@ -4,70 +4,7 @@
  * are unpacked once into `scratch` and used for all of them. Both add up in the same order, so a prompt that is
  * computed in chunks gives the very bits of one computed token by token. */
 
-#if defined(__AVX512F__) || defined(__aarch64__)
-#define PANEL 4
-#else
-#define PANEL 2
-#endif
 #define TILE 4
-#define AHEAD 8 /* rows: far enough for the memory's latency, near enough for the cache */
-#define GROUP_VALUES 32
-
-struct product {
-  float *out;
-  const float *x;
-  const uint8_t *weight;
-  u64 rows, columns, tokens, out_stride;
-  const float *bias, *residual;
-};
-
-INLINE u64 row_bytes(u64 columns) {
-#ifdef VALUE_BYTES
-  return columns * VALUE_BYTES;
-#else
-  return columns / (GROUP_VALUES * GROUPS) * BLOCK_BYTES;
-#endif
-}
-
-/* Float types may have rows that are no multiple of 32; the rest is added value by value. */
-INLINE float rest(const struct product *p, u64 row, const float *x) {
-  float total = 0;
-#ifdef VALUE_BYTES
-  const uint8_t *w = p->weight + row * row_bytes(p->columns);
-  for (u64 c = p->columns / GROUP_VALUES * GROUP_VALUES; c < p->columns; c++) total += one(w + c * VALUE_BYTES) * x[c];
-#endif
-  return total;
-}
-
-INLINE void finish(const struct product *p, u64 token, u64 row, float value) {
-  u64 at = token * p->out_stride + row;
-  if (p->bias) value += p->bias[row];
-  if (p->residual) value += p->residual[at];
-  p->out[at] = value;
-}
-
-INLINE void one_token(const struct product *p, u64 row, int count) {
-  const u64 stride = row_bytes(p->columns), blocks = p->columns / (GROUP_VALUES * GROUPS);
-  const uint8_t *w = p->weight + row * stride;
-  const float *x = p->x;
-  floats total[PANEL];
-  for (int k = 0; k < count; k++) total[k] = (floats){0};
-  for (u64 b = 0; b < blocks; b++, w += BLOCK_BYTES) {
-#pragma clang loop unroll(full)
-    for (int g = 0; g < GROUPS; g++, x += GROUP_VALUES) {
-      floats left = load(x), right = load(x + LANES);
-#pragma clang loop unroll(full)
-      for (int k = 0; k < count; k++) {
-        floats a, c;
-        if (g % 4 == 0) __builtin_prefetch(w + (AHEAD + k) * stride + g * (BLOCK_BYTES / GROUPS), 0, 3);
-        unpack(w + (u64)k * stride, g, &a, &c);
-        total[k] += a * left;
-        total[k] += c * right;
-      }
-    }
-  }
-  for (int k = 0; k < count; k++) finish(p, 0, row + k, sum(total[k]) + rest(p, row + k, p->x));
-}
 
 INLINE void tile(const struct product *p, const float *panel, u64 row, int rows, u64 token, int tokens) {
   const u64 groups = p->columns / GROUP_VALUES;

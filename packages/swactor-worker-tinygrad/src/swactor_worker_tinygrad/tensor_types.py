@@ -1,0 +1,82 @@
+"""The ggml types that weights may be stored in, and which of them a stage's tensors have.
+
+Knows numbers, block sizes and who unpacks a type. Must not know tinygrad (a test holds this table against
+it), files or models; the gguf package knows the sizes too, but imports slowly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from swactor_core.faults import RoleFailure
+from swactor_core.spi.loader import TensorRef
+from swactor_core.spi.worker import RoleError
+
+F32 = 0
+# ggml type -> (values in a block, bytes of a block)
+BLOCKS = {
+    0: (1, 4),  # F32
+    1: (1, 2),  # F16
+    2: (32, 18),  # Q4_0
+    3: (32, 20),  # Q4_1
+    6: (32, 22),  # Q5_0
+    7: (32, 24),  # Q5_1
+    8: (32, 34),  # Q8_0
+    10: (256, 84),  # Q2_K
+    11: (256, 110),  # Q3_K
+    12: (256, 144),  # Q4_K
+    13: (256, 176),  # Q5_K
+    14: (256, 210),  # Q6_K
+    16: (256, 66),  # IQ2_XXS
+    17: (256, 74),  # IQ2_XS
+    18: (256, 98),  # IQ3_XXS
+    19: (256, 50),  # IQ1_S
+    20: (32, 18),  # IQ4_NL
+    21: (256, 110),  # IQ3_S
+    22: (256, 82),  # IQ2_S
+    23: (256, 136),  # IQ4_XS
+    24: (1, 1),  # I8
+    25: (1, 2),  # I16
+    26: (1, 4),  # I32
+    27: (1, 8),  # I64
+    28: (1, 8),  # F64
+    29: (256, 56),  # IQ1_M
+    30: (1, 2),  # BF16
+    34: (256, 54),  # TQ1_0
+    35: (256, 66),  # TQ2_0
+    39: (32, 17),  # MXFP4
+    40: (64, 36),  # NVFP4
+    41: (128, 18),  # Q1_0
+}
+# types that the gguf package unpacks on the host, once, for kernels that cannot
+HOST_TYPES = frozenset({10, 11, 16, 17, 19, 20, 29, 34, 35, 40})
+# types that tinygrad unpacks inside the kernel that reads them
+GRAPH_TYPES = frozenset(BLOCKS) - HOST_TYPES
+
+
+def check_types(refs: Iterable[TensorRef]) -> None:
+    """Raises RoleError naming the first tensor whose type cannot be computed with or whose size is wrong."""
+    for ref in refs:
+        if ref.ggml_type not in BLOCKS:
+            raise RoleError(
+                RoleFailure.UNSUPPORTED_TENSOR_TYPE,
+                f"tensor {ref.name!r} is stored as {ref.type_name} (type {ref.ggml_type}), "
+                "which this worker cannot compute with",
+                hint="use a file quantised as Q4_0, Q4_K_M, Q5_K_M, Q6_K, Q8_0 or F16",
+            )
+        expected = stored_bytes(ref.dims, ref.ggml_type)
+        if expected is None or expected != ref.nbytes:
+            raise RoleError(
+                RoleFailure.CONFIG_INVALID,
+                f"tensor {ref.name!r} of dims {list(ref.dims)}, stored as {ref.type_name}, "
+                f"cannot have {ref.nbytes} bytes",
+            )
+
+
+def stored_bytes(dims: tuple[int, ...], ggml_type: int) -> int | None:
+    """Bytes of a tensor as stored; None when its rows are not whole blocks."""
+    elements_per_block, block_bytes = BLOCKS[ggml_type]
+    if not dims or min(dims) < 1 or dims[0] % elements_per_block:
+        return None
+    return math.prod(dims) // elements_per_block * block_bytes
