@@ -3,8 +3,9 @@
     python bench/strangers.py [--packets N]
 
 A transport of this process is handed packets of each kind as if its socket had them; figures are medians of
-single packets. "admitted" are those that begin a handshake, which a rate and the caps on half-open connections
-bound; all others leave nothing behind. The last line is what a packet of an established peer costs, to compare with.
+single packets. "admitted" are those that begin a handshake, which a rate and the caps on half-open
+connections bound; all others leave nothing behind. The last line is a packet of an established peer, to
+compare with.
 """
 
 from __future__ import annotations
