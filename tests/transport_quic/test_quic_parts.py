@@ -171,6 +171,35 @@ def test_half_open_connections_are_capped_in_all_and_by_source():
     assert not admission._by_source
 
 
+def test_handshakes_begin_at_a_bounded_rate():
+    admission = Admission(QuicSettings(half_open_total=4, handshakes_per_second=10, retry_above=100))
+    begun = [admission.consider(first_datagram(), NEAR, 50.0, loopback=True) for _ in range(6)]
+    assert [isinstance(answer, Admitted) for answer in begun] == [True] * 4 + [False] * 2
+    assert admission.consider(first_datagram(), NEAR, 50.05, loopback=True) is None
+    assert isinstance(admission.consider(first_datagram(), NEAR, 50.2, loopback=True), Admitted)
+    later = [admission.consider(first_datagram(), NEAR, 90.0, loopback=True) for _ in range(6)]
+    assert (
+        sum(isinstance(answer, Admitted) for answer in later) == 4
+    )  # unused time earns no more than a burst
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("2001:db8:1:2::1", "2001:db8:1:2:ffff::9", True),
+        ("2001:db8:1:2::1", "2001:db8:1:3::1", False),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+        ("::ffff:192.0.2.7", "192.0.2.7", True),
+        ("192.0.2.7", "192.0.2.8", False),
+    ],
+)
+def test_a_network_of_ipv6_is_one_source(one, other, same):
+    admission = Admission(QuicSettings(half_open_per_source=1))
+    admission.started("link", (one, 1))
+    answer = admission.consider(first_datagram(), (other, 1), 0.0, loopback=False)
+    assert (answer is None) == same
+
+
 def test_an_unknown_version_is_told_ours_only_for_a_full_datagram():
     admission = Admission(QuicSettings())
     question = bytearray(first_datagram())

@@ -6,6 +6,7 @@ count, and no socket.
 
 from __future__ import annotations
 
+import ipaddress
 import secrets
 from collections import Counter
 from dataclasses import dataclass
@@ -50,14 +51,16 @@ class Admission:
         self._sources: dict[object, str] = {}
         self._by_source: Counter[str] = Counter()
         self._tokens = QuicRetryTokenHandler()
+        self._allowance = float(settings.half_open_total)
+        self._allowance_at = 0.0
 
     @property
     def half_open(self) -> int:
         return len(self._sources)
 
     def started(self, link: object, address: tuple[str, int] | tuple[str, int, int, int]) -> None:
-        self._sources[link] = address[0]
-        self._by_source[address[0]] += 1
+        source = self._sources[link] = _source(address[0])
+        self._by_source[source] += 1
 
     def finished(self, link: object) -> None:
         """The handshake is over or failed. Idempotent, and nothing for a link that was never counted."""
@@ -92,7 +95,7 @@ class Admission:
         settings = self._settings
         if self.half_open >= settings.half_open_total:
             return None
-        if not loopback and self._by_source[address[0]] >= settings.half_open_per_source:
+        if not loopback and self._by_source[_source(address[0])] >= settings.half_open_per_source:
             return None
         if header.token:
             try:
@@ -101,9 +104,9 @@ class Admission:
                 )
             except ValueError:
                 return None
-            return Admitted(header.destination_cid, original, header.destination_cid)
+            return self._admit(Admitted(header.destination_cid, original, header.destination_cid), now)
         if loopback and self.half_open < settings.retry_above:
-            return Admitted(header.destination_cid, header.destination_cid, None)
+            return self._admit(Admitted(header.destination_cid, header.destination_cid, None), now)
         source_id = secrets.token_bytes(_ID_BYTES)
         token = self._tokens.create_token(
             address=address,
@@ -120,3 +123,25 @@ class Admission:
                 retry_token=token,
             )
         )
+
+    def _admit(self, admitted: Admitted, now: float) -> Admitted | None:
+        """None when others have begun as many handshakes as the rate allows; a dialler repeats itself."""
+        settings = self._settings
+        earned = (now - self._allowance_at) * settings.handshakes_per_second
+        self._allowance = min(float(settings.half_open_total), self._allowance + max(earned, 0.0))
+        self._allowance_at = now
+        if self._allowance < 1:
+            return None
+        self._allowance -= 1
+        return admitted
+
+
+def _source(host: str) -> str:
+    """Whom an address counts for: with IPv6 its network of 64 bits, because whoever has one address of it has
+    them all."""
+    if ":" not in host:
+        return host
+    literal = ipaddress.IPv6Address(host)
+    if literal.ipv4_mapped is not None:
+        return str(literal.ipv4_mapped)
+    return literal.packed[:8].hex()

@@ -70,6 +70,9 @@ class QuicSettings:
     """Unfinished handshakes from one address; loopback addresses are exempt."""
     retry_above: Annotated[int, Field(ge=0)] = 16
     """From this many half-open connections on, loopback diallers too must prove their address."""
+    handshakes_per_second: Annotated[float, Field(gt=0)] = 100.0
+    """Begun by others, after a burst of `half_open_total`: what a stranger's handshake costs, about a
+    millisecond, is then a bounded share of the node's one thread, however quickly it is refused."""
     violations_allowed: Annotated[int, Field(ge=0)] = 8
     """Bad preambles on one connection before it is closed."""
     key_update_packets: Annotated[int, Field(ge=256, le=2**23)] = 2**22
