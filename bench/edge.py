@@ -31,6 +31,7 @@ from typing import Any
 OBJECT = 2048
 RING = 4 << 20
 SMALL_RING = 64 << 10
+BACK = 1000  # id of the edge on which objects come back
 STAMP = struct.Struct("<Q")
 DIALLER, ACCEPTOR = b"dialler".ljust(32, b"."), b"acceptor".ljust(32, b".")
 
@@ -117,7 +118,8 @@ class Side:
         self.tasks.append(asyncio.ensure_future(pump.run()))
         return end
 
-    async def ingress(self, capacity: int, took: Callable[[Any], None]) -> Ingress:
+    async def ingress(self, capacity: int, took: dict[int, Callable[[Any], None]]) -> Ingress:
+        """Accepts one edge; what it takes goes to `took` of its edge id, else nowhere."""
         from swactor_core.faults import Component
         from swactor_core.messages import Address, EstablishRecv
         from swactor_core.node.pumps import RecvPumpTask
@@ -125,7 +127,7 @@ class Side:
         peer, edge_id, edge = await self.transport.accept_edge()
         layout = self.layout(2 * edge_id + 1, capacity)
         ring = self.arena.create_ring(layout)
-        end = Ingress(self.arena.open_ring(layout), took)
+        end = Ingress(self.arena.open_ring(layout), took.get(edge_id, lambda span: None))
         spec = EstablishRecv(edge_id, peer, layout.ring_id, layout, Address(Component.DRIVER))
         pump = RecvPumpTask(spec, ring, edge, **self._hooks(end.hinted))
         end.wake_pump = pump.wake
@@ -219,15 +221,15 @@ async def ring_acceptor(options: argparse.Namespace) -> dict[str, Any]:
     say({"port": side.transport.port})
     meter = Meter(options.bytes)
     if options.what == "bulk":
-        await side.ingress(RING, lambda span: meter.took(len(span)))
+        await side.ingress(RING, {1: lambda span: meter.took(len(span))})
         await meter.done.wait()
     else:
         back: list[Egress] = []
         forward = Assembler(lambda stamp, now: (meter.ways.append(now - stamp), stamped(back[0].put)))
-        await side.ingress(SMALL_RING, forward)
-        for _ in range(options.edges - 1):
-            await side.ingress(SMALL_RING, lambda span: None)
-        back.append(side.egress(1000, SMALL_RING))
+        for _ in range(options.edges):
+            await side.ingress(SMALL_RING, {1: forward})
+            if not back:  # the peer is known once it has dialled
+                back.append(side.egress(BACK, SMALL_RING))
         await lifeline()
     result = {"rate": meter.megabytes_per_second} if meter.received else {"ways": meter.ways}
     await side.close()
@@ -260,7 +262,7 @@ async def ring_dialler(options: argparse.Namespace) -> dict[str, Any]:
             ends.append(side.egress(number, SMALL_RING))
             ends[-1].put(b"x")
         stamped(ends[0].put)
-        await side.ingress(SMALL_RING, Assembler(returned))
+        await side.ingress(SMALL_RING, {BACK: Assembler(returned)})
         await done.wait()
     await side.close()
     return {"ways": ways}
@@ -476,9 +478,7 @@ def measure(kind: str, what: str, size: int, options: argparse.Namespace, *, edg
     dialler = _start([*arguments, "--port", str(port)])
     # The end that measures ends first; the other one waits for its standard input to close.
     first, second = (acceptor, dialler) if what == "bulk" else (dialler, acceptor)
-    results = [
-        json.loads(process.communicate(timeout=300)[0].splitlines()[-1]) for process in (first, second)
-    ]
+    results = [json.loads(process.communicate(timeout=40)[0].splitlines()[-1]) for process in (first, second)]
     for process in (first, second):
         if process.returncode:
             raise SystemExit(f"{kind} {what} {size}: a process ended with {process.returncode}")

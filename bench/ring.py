@@ -1,10 +1,10 @@
-"""What a ring between two processes costs, beside memcpy of the same sizes and multiprocessing.Pipe, in one run.
+"""What a ring between two processes costs, beside memcpy of the same sizes and multiprocessing.Pipe.
 
-Two tables. Streams: one process writes spans into a ring, the other takes them, either in place or copied into
-memory of its own; hints go through pipes and both ends sleep when they have nothing to do. memcpy is one process
-that copies the same bytes into a buffer as large as the ring. Round trips: a 64-byte record there and back through
-two rings, both ends asleep in between. Every figure is the median of the repeats, and each repeat measures all
-columns before the next begins, so that a busy machine slows them alike.
+Two tables of one run. Streams: one process writes spans into a ring, the other takes them, in place without
+reading them, or copied into memory of its own; hints go through pipes and both ends sleep when they have
+nothing to do. memcpy is one process that copies the same bytes into a buffer as large as the ring. Round
+trips: a 64-byte record there and back through two rings, both ends asleep in between. Every figure is the
+median of the repeats, and each repeat measures all columns before the next: a busy machine slows them alike.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ WAIT_SECONDS = 30.0
 
 
 def capacity_of(size: int) -> int:
-    """Room for eight spans, and never less than the 64 KiB of a pipe."""
-    return max(8 * size, 64 << 10)
+    """Room for eight spans, and never less than a MiB: enough to be busy while the other end wakes up."""
+    return max(8 * size, 1 << 20)
 
 
 def layout_of(number: int, capacity: int) -> RingLayout:

@@ -1,7 +1,10 @@
 /* Drives ring.c without Python, for sanitizer builds.
  *
- *   boundaries            every position, fill and count of small rings, and random damage of the header
- *   threads CAP TOTAL     two threads, hints by semaphore only; exits 1 when one of them waits 20 s
+ *   boundaries                 every position, fill and count of small rings, at 0 and around each place where
+ *                              narrow arithmetic breaks, and random damage of the header
+ *   threads CAP TOTAL          two threads move TOTAL bytes in steps of 1 to 97, hints by semaphore only; exits 1
+ *                              when one of them waits 20 s
+ *   records CAP COUNT LENGTH   the same with COUNT records of LENGTH bytes
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -41,6 +44,8 @@ static void put_cursors(uint8_t *base, uint64_t commit, uint64_t consume) {
   memcpy(base + 32, &consume, 8);
 }
 
+static uint64_t least(uint64_t left, uint64_t right) { return left < right ? left : right; }
+
 static void one_step(uint8_t *base, uint64_t capacity, uint64_t consume, uint64_t fill, int64_t count) {
   swactor_ring_layout layout = layout_of(capacity);
   swactor_ring ring;
@@ -49,25 +54,37 @@ static void one_step(uint8_t *base, uint64_t capacity, uint64_t consume, uint64_
   REQUIRE(swactor_ring_open(&ring, base, 64 + capacity, &layout) == 0);
   int64_t writable = swactor_ring_writable(&ring);
   int64_t readable = swactor_ring_readable(&ring);
-  REQUIRE(writable >= 0 && readable >= 0);
-  REQUIRE(ring.write_offset + (uint64_t)writable <= capacity && ring.read_offset + (uint64_t)readable <= capacity);
+  uint64_t commit = consume + fill;
+  REQUIRE(ring.write_offset == commit % capacity && ring.read_offset == consume % capacity);
+  REQUIRE(writable == (int64_t)least(capacity - fill, capacity - commit % capacity));
+  REQUIRE(readable == (int64_t)least(fill, capacity - consume % capacity));
   memset(base + 64 + ring.write_offset, 1, (size_t)writable);
   int produced = swactor_ring_advance_commit(&ring, count);
   REQUIRE((produced >= 0) == (count >= 0 && count <= writable));
   int consumed = swactor_ring_advance_consume(&ring, count);
   REQUIRE((consumed >= 0) == (count >= 0 && count <= readable));
   if (consumed >= 0 && count > 0 && fill == capacity) REQUIRE(consumed == 1);
+  REQUIRE(swactor_ring_cursors(&ring) == 0);
+  REQUIRE(ring.commit_now == commit + (produced >= 0 ? (uint64_t)count : 0));
+  REQUIRE(ring.consume_now == consume + (consumed >= 0 ? (uint64_t)count : 0));
   swactor_ring_close(&ring);
   REQUIRE(swactor_ring_readable(&ring) == SWACTOR_RING_E_HANDLE);
 }
 
+static void every_step(uint64_t capacity, uint64_t first) {
+  uint8_t *base = memory_of(capacity);
+  for (uint64_t consume = first; consume < first + 2 * capacity; consume++)
+    for (uint64_t fill = 0; fill <= capacity; fill++)
+      for (int64_t count = -1; count <= (int64_t)capacity + 1; count++) one_step(base, capacity, consume, fill, count);
+  free(base);
+}
+
 static void boundaries(void) {
+  static const uint64_t places[] = {1ull << 31, 1ull << 32, 1ull << 53, 1ull << 63};
   for (uint64_t capacity = 1; capacity <= 17; capacity++) {
-    uint8_t *base = memory_of(capacity);
-    for (uint64_t consume = 0; consume < 2 * capacity; consume++)
-      for (uint64_t fill = 0; fill <= capacity; fill++)
-        for (int64_t count = -1; count <= (int64_t)capacity + 1; count++) one_step(base, capacity, consume, fill, count);
-    free(base);
+    every_step(capacity, 0);
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) every_step(capacity, places[i] - capacity);
+    every_step(capacity, UINT64_MAX - 5 * capacity); /* the last commit that is admitted is 2^64 - 1 - capacity */
   }
   uint64_t state = 88172645463325252u;
   uint8_t *base = memory_of(64);
@@ -92,7 +109,7 @@ static void boundaries(void) {
 }
 
 static uint8_t *shared;
-static uint64_t shared_capacity, shared_total;
+static uint64_t shared_capacity, shared_total, fixed_step;
 static sem_t readable_hint, writable_hint;
 
 static void wait_for(sem_t *hint, const char *name) {
@@ -121,9 +138,8 @@ static void *produce(void *unused) {
       REQUIRE(swactor_ring_acknowledge_writable(&ring) == 0);
       continue;
     }
-    step = step % 97 + 1;
-    uint64_t count = (uint64_t)length < step ? (uint64_t)length : step;
-    if (count > shared_total - position) count = shared_total - position;
+    step = fixed_step ? fixed_step - position % fixed_step : step % 97 + 1;
+    uint64_t count = least(least((uint64_t)length, step), shared_total - position);
     for (uint64_t i = 0; i < count; i++) shared[64 + ring.write_offset + i] = byte_at(position + i);
     position += count;
     int hint = swactor_ring_advance_commit(&ring, (int64_t)count);
@@ -147,8 +163,8 @@ static void *consume(void *unused) {
       REQUIRE(swactor_ring_acknowledge_readable(&ring) == 0);
       continue;
     }
-    step = step % 89 + 1;
-    uint64_t count = (uint64_t)length < step ? (uint64_t)length : step;
+    step = fixed_step ? fixed_step - position % fixed_step : step % 89 + 1;
+    uint64_t count = least((uint64_t)length, step);
     for (uint64_t i = 0; i < count; i++) REQUIRE(shared[64 + ring.read_offset + i] == byte_at(position + i));
     position += count;
     int hint = swactor_ring_advance_consume(&ring, (int64_t)count);
@@ -177,7 +193,10 @@ int main(int count, char **words) {
     boundaries();
   else if (count == 4 && strcmp(words[1], "threads") == 0)
     threads(strtoull(words[2], NULL, 10), strtoull(words[3], NULL, 10));
-  else
+  else if (count == 5 && strcmp(words[1], "records") == 0) {
+    fixed_step = strtoull(words[4], NULL, 10);
+    threads(strtoull(words[2], NULL, 10), strtoull(words[3], NULL, 10) * fixed_step);
+  } else
     return 2;
   puts("done");
   return 0;

@@ -1,4 +1,4 @@
-"""Damaged and hostile headers: every operation refuses with RingError and touches no byte."""
+"""Damaged and hostile headers (spec section 22): each operation refuses with RingError, touches no byte."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The native ring against a plain model: every boundary of small rings, random life, cursors near overflow.
 
-Spec sections 20 and 21. The model is the specification in fifty lines of Python without any sharing.
+Spec sections 20 to 22. The model is the specification in fifty lines of Python without any sharing.
 """
 
 from __future__ import annotations

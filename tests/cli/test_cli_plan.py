@@ -110,8 +110,34 @@ def test_people_get_tables_that_stay_lines_in_a_pipe(call: Any) -> None:
     assert said.code == 0
     assert said.err == ""
     lines = [line.split() for line in said.out.splitlines()]
-    assert ["0", "node-0", "0", "to", "1", "313.0", "KiB", "160.0", "KiB", "-"] in lines
+    assert ["0", "node-0", "0", "to", "1", "-", "313.0", "KiB", "160.0", "KiB"] in [
+        line[:10] for line in lines
+    ]
     assert "38 F32" in said.out
     assert ["Activation", "stage", "0", "stage", "1", "Activation", "256", "B", "40.0", "KiB"] in [
         line[:10] for line in lines
     ]
+
+
+def test_memory_is_weights_cache_and_scratch(call: Any) -> None:
+    record = planned(call, TINY / "llama-tied.gguf", "--nodes", 2, "--prompt-tokens", 10, "--max-tokens", 20)
+    for stage in record["stages"]:
+        assert stage["need_bytes"] == sum(stage[name + "_bytes"] for name in ("weight", "kv", "scratch"))
+        assert stage["fetch_bytes"] == 0
+    first, last = record["stages"]
+    # 30 rows of a chunk: as many spare rows of cache as the run's own, and the last stage's logits
+    assert first["scratch_bytes"] > first["kv_bytes"]
+    assert last["scratch_bytes"] - first["scratch_bytes"] == 4 * record["model"]["vocab_size"]
+    narrow = planned(
+        call, TINY / "llama-tied.gguf", "--prompt-tokens", 10, "--max-tokens", 20, "--prefill-chunk", 1
+    )
+    assert narrow["stages"][0]["scratch_bytes"] < first["scratch_bytes"]
+
+
+def test_scratch_counts_against_the_declared_memory(call: Any, home: Path) -> None:
+    stages = planned(call, TINY / "llama-tied.gguf", "--nodes", 2)["stages"]
+    enough = [stage["need_bytes"] for stage in stages]
+    assert call("plan", TINY / "llama-tied.gguf", "--cluster", cluster_of(home, *enough)).code == 0
+    said = call("plan", TINY / "llama-tied.gguf", "--cluster", cluster_of(home, enough[0], enough[1] - 1))
+    assert said.code == 2
+    assert "weights, KV cache and scratch" in said.err

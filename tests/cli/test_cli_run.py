@@ -33,7 +33,7 @@ def test_json_lines_have_their_shapes_and_agree_with_the_events(spawn: Any, home
     assert said.code == 0, said.err
     *tokens, result = [json.loads(line) for line in said.out.splitlines()]
     assert [set(token) for token in tokens] == [{"type", "id", "text"}] * 4
-    assert set(result) == {"type", "outcome", "token_ids", "text", "stats"}
+    assert set(result) == {"type", "outcome", "finish_reason", "token_ids", "text", "stats"}
     assert result["token_ids"] == [token["id"] for token in tokens]
     stats = result["stats"]
     assert (stats["prompt_tokens"], stats["generated_tokens"]) == (3, 4)

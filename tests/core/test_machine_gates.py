@@ -56,12 +56,26 @@ EOF = EdgeFailed(
     ),
 )
 
+
+def unasked(state: TxState) -> EdgeFailed:
+    detail = f"object of sequence {PRODUCED.sequence} was produced while {state}, no step asked for it"
+    fault = Fault(
+        FaultReason.SEQUENCE_VIOLATION, Component.TX_EDGE, detail, edge_id=EDGE, ring_id=PRODUCED.ring_id
+    )
+    return EdgeFailed(EDGE, fault)
+
+
 TX_UP: Steps = [(READY, owner(READY))]
 TX_PRODUCING: Steps = [*TX_UP, (PRODUCE, ())]
 TX: dict[str, tuple[Steps, StrEnum]] = {
     "fresh": ([], T.PROVISIONING),
     "ready": (TX_UP, T.READY),
     "producing": (TX_PRODUCING, T.PRODUCING),
+    "an object that nobody asked for, before it was ready": (
+        [(PRODUCED, owner(unasked(T.PROVISIONING)))],
+        T.FAULTED,
+    ),
+    "an object that nobody asked for": ([*TX_UP, (PRODUCED, owner(unasked(T.READY)))], T.FAULTED),
     "one object out": ([*TX_PRODUCING, (PRODUCED, owner(PRODUCED))], T.READY),
     "its whole life": ([*TX_UP, (STOP, STOP_RECORD), (STOPPED, owner(STOPPED))], T.STOPPED),
     "stopping": ([*TX_UP, (STOP, STOP_RECORD)], T.STOPPING),
@@ -119,8 +133,21 @@ RX: dict[str, tuple[Steps, StrEnum]] = {
     "the record ends, while loading": ([*RX_LOADING, (STOPPED, owner(STOPPED))], R.STOPPED),
 }
 
-SCRIPT_TX = Script(lambda: TxEdge(EDGE, OWNER), TX)
-SCRIPT_RX = Script(lambda: RxEdge(EDGE, OWNER), RX)
+# What each state expects and ignores, stated here and not read from the table.
+OF_TX = (EdgeReady, EdgeFailed, ObjectProduced, ProduceObject)
+OF_RX = (EdgeReady, EdgeFailed, ObjectLoaded, ObjectFailed, ObjectConsumed)
+LATE_TX: dict[StrEnum, tuple[type[Any], ...]] = {
+    T.FAULTED: OF_TX,
+    T.STOPPING: (*OF_TX, StopEdge),
+    T.STOPPED: (*OF_TX, StopEdge, EdgeStopped),
+}
+LATE_RX: dict[StrEnum, tuple[type[Any], ...]] = {
+    R.FAULTED: OF_RX,
+    R.STOPPING: (*OF_RX, StopEdge),
+    R.STOPPED: (*OF_RX, StopEdge, EdgeStopped),
+}
+SCRIPT_TX = Script(lambda: TxEdge(EDGE, OWNER), TX, LATE_TX)
+SCRIPT_RX = Script(lambda: RxEdge(EDGE, OWNER), RX, LATE_RX)
 TX_EVENTS, RX_EVENTS = event_strategies(TxEdge), event_strategies(RxEdge)
 
 

@@ -66,11 +66,25 @@ def faulted(reason: FaultReason, component: Component, detail: str) -> tuple[Act
     return Emit(EventName.NODE_FAULTED, fields), AnnounceFault(NodeFaulted(ME, fault))
 
 
-STOP = (
+def late(detail: str) -> Emit:
+    fields = {"reason": "TeardownTimeout", "component": "Node", "detail": detail}
+    return Emit(EventName.TEARDOWN_TIMED_OUT, fields)
+
+
+def boot(generation: int) -> SetTimer:
+    return SetTimer("boot", generation, 30.0)
+
+
+def stop(generation: int = 3, *, booting: bool = False) -> tuple[Action, ...]:
+    """An ordered end, whose timer has this generation; `booting` while a part was being started."""
+    return (*((BOOTED,) if booting else ()), *STOPS, SetTimer("stop", generation, 12.0))
+
+
+BOOTED = CancelTimer("boot")
+STOPS = (
     Send(WORKER, ShutdownWorker(ShutdownMode.ABORT_IN_FLIGHT)),
     Send(ARENA, Shutdown()),
     CloseParts(),
-    SetTimer("stop", 1, 12.0),
 )
 UNTIMED = CancelTimer("stop")
 GONE = WorkerGone("no device")
@@ -83,12 +97,12 @@ STARTED: Steps = [
     (ProcessStarted(), (Emit(EventName.NODE_STARTED, {}), Send(ARENA, ConstructArena(1 << 20))))
 ]
 WITH_ARENA: Steps = [*STARTED, (ArenaConstructed(), (Send(WORKER, StartWorker()),))]
-WITH_WORKER: Steps = [*WITH_ARENA, (running(CPU), (StartTransport(),))]
-WITH_TRANSPORT: Steps = [*WITH_WORKER, (TransportStarted("host", 4433), (Send(NODE, Continue()),))]
-JOINING: Steps = [*WITH_TRANSPORT, (Continue(), (StartMembership(),))]
+WITH_WORKER: Steps = [*WITH_ARENA, (running(CPU), (StartTransport(), boot(1)))]
+WITH_TRANSPORT: Steps = [*WITH_WORKER, (TransportStarted("host", 4433), (BOOTED, Send(NODE, Continue())))]
+JOINING: Steps = [*WITH_TRANSPORT, (Continue(), (StartMembership(), boot(2)))]
 AVAILABLE: Steps = [
     *JOINING,
-    (MembershipStarted(), (Emit(EventName.NODE_AVAILABLE, {}), AnnounceAvailable(CPU))),
+    (MembershipStarted(), (BOOTED, Emit(EventName.NODE_AVAILABLE, {}), AnnounceAvailable(CPU))),
 ]
 BOOT = {
     "fresh": [],
@@ -114,25 +128,68 @@ STATES = dict(
         strict=True,
     )
 )
+STARTING = ("worker", "membership")  # a part is being started, and a timer bounds it
+TIMERS = dict(zip(BOOT, (0, 0, 0, 1, 1, 2, 2), strict=True))  # that were ever set
 FAULTED: Steps = [*WITH_ARENA, (GONE, NO_WORKER)]
 
 SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
     **{name: (steps, STATES[name]) for name, steps in BOOT.items()},
     **{
-        f"stopped at: {name}": ([*steps, (Shutdown(), STOP)], S.STOPPING)
-        for name, steps in {**BOOT, "faulted": FAULTED}.items()
+        f"stopped at: {name}": (
+            [*steps, (Shutdown(), stop(timers + 1, booting=name in STARTING))],
+            S.STOPPING,
+        )
+        for name, steps, timers in (
+            *((name, BOOT[name], TIMERS[name]) for name in BOOT),
+            ("faulted", FAULTED, 0),
+        )
     },
     **{
         f"the worker comes again: {name}": ([*BOOT[name], (running(GPU), ())], STATES[name])
         for name in ("worker", "transport", "membership")
     },
     **{
-        f"a part fails: {name}": ([*BOOT[name], (NO_PORT, UNAVAILABLE)], S.FAULTED)
+        f"what is announced first is the last worker's: {name}": (
+            [
+                *BOOT[name],
+                (running(GPU), ()),
+                *AVAILABLE[len(BOOT[name]) : -1],
+                (MembershipStarted(), (BOOTED, Emit(EventName.NODE_AVAILABLE, {}), AnnounceAvailable(GPU))),
+            ],
+            S.NODE_AVAILABLE,
+        )
         for name in ("worker", "transport", "membership")
     },
     **{
-        f"the worker is lost for good: {name}": ([*BOOT[name], (GONE, NO_WORKER)], S.FAULTED)
+        f"a part fails: {name}": (
+            [*BOOT[name], (NO_PORT, (*((BOOTED,) if name in STARTING else ()), *UNAVAILABLE))],
+            S.FAULTED,
+        )
+        for name in ("worker", "transport", "membership")
+    },
+    **{
+        f"the worker is lost for good: {name}": (
+            [*BOOT[name], (GONE, (*((BOOTED,) if name in STARTING else ()), *NO_WORKER))],
+            S.FAULTED,
+        )
         for name in ("arena", "worker", "transport", "membership", "available")
+    },
+    **{
+        f"{part} does not start in time": (
+            [
+                *BOOT[name],
+                (
+                    TimerFired("boot", TIMERS[name]),
+                    faulted(FaultReason.NODE_UNAVAILABLE, component, f"{part} did not start within 30 s"),
+                ),
+                (started, ()),
+            ],
+            S.FAULTED,
+        )
+        for name, part, component, started in (
+            ("worker", "the transport", Component.DRIVER, TransportStarted("host", 4433)),
+            ("membership", "membership", Component.MEMBERSHIP, MembershipStarted()),
+        )
     },
     "the arena cannot be made": (
         [
@@ -159,7 +216,7 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
     "an ordered end: worker, then parts": (
         [
             *AVAILABLE,
-            (Shutdown(), STOP),
+            (Shutdown(), stop()),
             (WorkerGone("stopped"), ()),
             (PartsClosed(), (UNTIMED, ExitProcess(None))),
         ],
@@ -168,32 +225,92 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
     "an ordered end: parts, then worker": (
         [
             *AVAILABLE,
-            (Shutdown(), STOP),
+            (Shutdown(), stop()),
             (PartsClosed(), ()),
             (WorkerGone("stopped"), (UNTIMED, ExitProcess(None))),
         ],
         S.STOPPED,
     ),
     "stopped before there was a worker": (
-        [*STARTED, (Shutdown(), STOP), (PartsClosed(), (UNTIMED, ExitProcess(None)))],
+        [*STARTED, (Shutdown(), stop(1)), (PartsClosed(), (UNTIMED, ExitProcess(None)))],
         S.STOPPED,
     ),
     "a faulted node ends with its fault": (
-        [*FAULTED, (Shutdown(), STOP), (PartsClosed(), (UNTIMED, ExitProcess(NO_WORKER_FAULT)))],
+        [*FAULTED, (Shutdown(), stop(1)), (PartsClosed(), (UNTIMED, ExitProcess(NO_WORKER_FAULT)))],
         S.STOPPED,
     ),
-    "what does not end is left behind in time": (
-        [*AVAILABLE, (Shutdown(), STOP), (TimerFired("stop", 1), (ExitProcess(None),))],
+    "what does not end is left behind in time, and named": (
+        [
+            *AVAILABLE,
+            (Shutdown(), stop()),
+            (
+                TimerFired("stop", 3),
+                (
+                    late(
+                        "the worker process did not end within 12 s; "
+                        "transport and membership did not end within 12 s"
+                    ),
+                    ExitProcess(None),
+                ),
+            ),
+        ],
+        S.STOPPED,
+    ),
+    "the worker does not end": (
+        [
+            *AVAILABLE,
+            (Shutdown(), stop()),
+            (PartsClosed(), ()),
+            (
+                TimerFired("stop", 3),
+                (late("the worker process did not end within 12 s"), ExitProcess(None)),
+            ),
+        ],
+        S.STOPPED,
+    ),
+    "a faulted node whose parts do not close": (
+        [
+            *FAULTED,
+            (Shutdown(), stop(1)),
+            (
+                TimerFired("stop", 1),
+                (
+                    late("transport and membership did not end within 12 s"),
+                    ExitProcess(NO_WORKER_FAULT),
+                ),
+            ),
+        ],
         S.STOPPED,
     ),
 }
 
 
 def make() -> NodeLife:
-    return NodeLife(ME, arena_ceiling=1 << 20, stop_bound=12.0)
+    return NodeLife(ME, arena_ceiling=1 << 20, boot_bound=30.0, stop_bound=12.0)
 
 
-SCRIPT = Script(make, SCENARIOS)
+# What each state expects and ignores, stated here and not read from the table.
+OF_PARTS = (
+    ArenaConstructed,
+    ArenaConstructionFailed,
+    WorkerRunning,
+    WorkerCrashed,
+    TransportStarted,
+    MembershipStarted,
+    PartFailed,
+    Continue,
+)
+LATE: dict[StrEnum, tuple[type[Any], ...]] = {
+    # A crash while it boots: the worker's control starts another, or says that there is none.
+    S.ARENA_READY: (WorkerCrashed,),
+    S.WORKER_READY: (WorkerCrashed,),
+    S.TRANSPORT_READY: (WorkerCrashed,),
+    S.MEMBERSHIP_JOINING: (WorkerCrashed,),
+    S.FAULTED: (*OF_PARTS, WorkerGone),
+    S.STOPPING: (*OF_PARTS, ProcessStarted, Shutdown),
+    S.STOPPED: (*OF_PARTS, ProcessStarted, WorkerGone, PartsClosed, Shutdown),
+}
+SCRIPT = Script(make, SCENARIOS, LATE)
 EVENTS = event_strategies(NodeLife)
 
 
@@ -226,7 +343,7 @@ def test_the_states_of_the_boot_are_the_specification_s() -> None:
 def test_broken_host_closes_twice_and_fires_a_cancelled_timer() -> None:
     machine = SCRIPT.play("an ordered end: worker, then parts")
     assert machine.step(PartsClosed(), 0.0) == ()
-    assert machine.step(TimerFired("stop", 1), 0.0) == ()
+    assert machine.step(TimerFired("stop", 3), 0.0) == ()
     assert machine.late_timers == 1
 
 

@@ -375,7 +375,14 @@ def make(wait_for_lost: bool = True) -> PoolGate:
     return PoolGate((A, B), convergence_window=2.0, deadline=60.0, wait_for_lost=wait_for_lost)
 
 
-SCRIPT = Script(make, PATIENT)
+# What each state expects and ignores, stated here and not read from the table.
+OF_NODES = (MemberChanged, NodeAvailable, NodeFaulted, NodeLost, WatchRefused)
+LATE: dict[StrEnum, tuple[type[Any], ...]] = {
+    S.COMMITTED: (NodeAvailable, WatchRefused),
+    S.ABORTED: (*OF_NODES, PlanCommitted),
+    S.CLOSED: (*OF_NODES, PlanCommitted, Shutdown),
+}
+SCRIPT = Script(make, PATIENT, LATE)
 SCRIPT_IMPATIENT = Script(lambda: make(wait_for_lost=False), IMPATIENT)
 
 

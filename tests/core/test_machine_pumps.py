@@ -1,4 +1,4 @@
-"""Receive and send pumps (spec section 25): one effect in flight, back-pressure, and every way to end."""
+"""Recv-pump FSM, Send-pump FSM (spec section 25): one effect in flight, back-pressure, every end."""
 
 from __future__ import annotations
 
@@ -117,8 +117,9 @@ SEND: dict[str, tuple[Steps, StrEnum]] = {
     "stopped while a write waits": ([*SEND_PENDING, (STOP, FINISH)], P.CLOSED),
 }
 
-SCRIPT_RECV = Script(lambda: RecvPump(EDGE), RECV)
-SCRIPT_SEND = Script(lambda: SendPump(EDGE), SEND)
+# Every pump that has ended may be told to stop.
+SCRIPT_RECV = Script(lambda: RecvPump(EDGE), RECV, {R.CLOSED: (StopEdge,), R.FAULTED: (StopEdge,)})
+SCRIPT_SEND = Script(lambda: SendPump(EDGE), SEND, {P.CLOSED: (StopEdge,), P.FAULTED: (StopEdge,)})
 RECV_EVENTS, SEND_EVENTS = event_strategies(RecvPump), event_strategies(SendPump)
 IMMEDIATE = (CommitRing, ReleaseBytes, CloseRing)
 

@@ -94,6 +94,10 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
         ],
         S.RECV_SPEC,
     ),
+    "the edge is one that this end only sends on: the stop of it refuses the stream": (
+        [*PENDING, (STOP, (CancelTimer("pending"), *refuse(1, StreamFaultReason.UNKNOWN_EDGE)))],
+        S.CLOSED,
+    ),
     "nobody asks for the stream": (UNKNOWN, S.CLOSED),
     "asked for after it was refused: the next stream pairs": (
         [*UNKNOWN, (SPEC, (READY,)), (stream(2), (StartRecvPump(SPEC, 2),))],
@@ -118,7 +122,7 @@ def make() -> Rendezvous:
     return Rendezvous(EDGE, pending_bound=30.0)
 
 
-SCRIPT = Script(make, SCENARIOS)
+SCRIPT = Script(make, SCENARIOS, {S.EMPTY: (StopEdge,), S.CLOSED: (StopEdge,)})
 EVENTS = event_strategies(Rendezvous, {RingLayout: st.just(LAYOUT)})
 
 

@@ -1,13 +1,15 @@
-"""The run (spec sections 13, 36, 38): barrier, tokens in order, one outcome in any order of events."""
+"""The run (spec sections 12, 13, 36): barrier, tokens in order, one outcome in any order of events."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from swactor_core.agreement import agreement, shared_of
 from swactor_core.events import EventName
 from swactor_core.faults import Component, Fault, FaultReason
 from swactor_core.fsm import Action, CancelTimer, Emit, Send, SetTimer
@@ -134,8 +136,10 @@ def provision(stage: StagePlan, inbound: EdgePlan, outbound: EdgePlan) -> Send:
             TokenOutputPolicy.TOKEN_IDS,
             32,
         ),
+        layer_bounds=(0, 3, 6),
     )
-    return Send(Address(Component.NODE, stage.node_id), message)
+    agreed = agreement(SOURCE.digest, shared_of(message))
+    return Send(Address(Component.NODE, stage.node_id), replace(message, agreement=agreed))
 
 
 def available(node: NodeId) -> NodeAvailable:
@@ -219,6 +223,12 @@ def operator(*, timed: bool = True, tokens: int = 0) -> tuple[Action, ...]:
 
 def tearing(generation: int) -> tuple[Action, ...]:
     return (*STOP_ALL, bound(generation, 15.0), moved(S.TEARING_DOWN))
+
+
+def tearing_but(stage: StageIndex) -> tuple[Action, ...]:
+    """As `tearing`, with nobody told at this stage."""
+    other = stop_run(LAST, B) if stage is FIRST else stop_run(FIRST, A)
+    return (*other, Send(ENDPOINT, StopEndpoints()), bound(3, 15.0), moved(S.TEARING_DOWN))
 
 
 NODES = (available(A), available(B))
@@ -498,8 +508,14 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
         S.DONE,
     ),
     "a completed run with nothing left to wait for": (
-        [*COMPLETED, (stopped(FIRST), ()), (stopped(LAST), ())],
-        S.COMPLETED,
+        [
+            *COMPLETED,
+            (stopped(FIRST), ()),
+            (stopped(LAST), ()),
+            (Continue(), (Send(ENDPOINT, StopEndpoints()), bound(4, 15.0), moved(S.TEARING_DOWN))),
+            (EndpointsStopped(), finished(RunOutcome.COMPLETED)),
+        ],
+        S.DONE,
     ),
     "the operator stops a run, which ends": (
         [
@@ -580,9 +596,18 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
         ],
         S.DONE,
     ),
-    "a node is lost after the operator stopped": ([*OPERATED, (UNREACHABLE, ())], S.OPERATOR_STOPPED),
-    "a node is lost after the fault": ([*FAULTED, (UNREACHABLE, ())], S.FAULTED),
-    "a stage stops after the fault": ([*FAULTED, (stopped(FIRST), ())], S.FAULTED),
+    "a node is lost after the operator stopped": (
+        [*OPERATED, (UNREACHABLE, ()), (Continue(), tearing_but(LAST))],
+        S.TEARING_DOWN,
+    ),
+    "a node is lost after the fault": (
+        [*FAULTED, (UNREACHABLE, ()), (Continue(), tearing_but(LAST))],
+        S.TEARING_DOWN,
+    ),
+    "a stage stops after the fault": (
+        [*FAULTED, (stopped(FIRST), ()), (Continue(), tearing_but(FIRST))],
+        S.TEARING_DOWN,
+    ),
     "teardown has a bound, and what is missing is named": (
         [
             *TEARING,
@@ -617,7 +642,31 @@ def make() -> Run:
     return Run(RUN_ID, bounds=BOUNDS, prefill_chunk=32)
 
 
-SCRIPT = Script(make, SCENARIOS)
+# What each state expects and ignores, stated here and not read from the table.
+PLANNING = (PoolReady, PlanBuilt, PlanFailed)
+READINESS = (StageReady, StageProgress, EndpointsReady)
+# Once the outcome is recorded, whatever else goes wrong changes nothing, and no new run work is accepted.
+AFTER_OUTCOME = (
+    *PLANNING,
+    *READINESS,
+    StageFault,
+    NodeFaulted,
+    EndpointsFailed,
+    PoolAborted,
+    OperatorStop,
+    TokenReceived,
+)
+LATE: dict[StrEnum, tuple[type[Any], ...]] = {
+    S.PROVISIONING: PLANNING,
+    S.WAITING_READY: PLANNING,
+    S.RUNNING: (*PLANNING, *READINESS),
+    S.COMPLETED: AFTER_OUTCOME,
+    S.FAULTED: AFTER_OUTCOME,
+    S.OPERATOR_STOPPED: AFTER_OUTCOME,
+    S.TEARING_DOWN: (*AFTER_OUTCOME, Continue),
+    S.DONE: (*AFTER_OUTCOME, Continue, NodeLost, StageStopped, EndpointsStopped),
+}
+SCRIPT = Script(make, SCENARIOS, LATE)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -642,10 +691,32 @@ def test_broken_host_fires_every_old_timer_and_repeats_the_barrier() -> None:
     assert machine.late_timers == 2
 
 
-def test_words_of_another_run_are_counted() -> None:
-    machine = SCRIPT.play("words of an earlier run before the barrier")
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        (TokenReceived(Sequence(1), END_OF_TEXT), "eog"),
+        (TokenReceived(Sequence(1), END_OF_TEXT, enough=True), "eog"),
+        (TokenReceived(Sequence(1), 42, enough=True), "stop"),
+        (TokenReceived(Sequence(1), 42), None),
+    ],
+)
+def test_why_there_is_no_further_token(last: TokenReceived, reason: str | None) -> None:
+    machine = SCRIPT.play("running")
     assert isinstance(machine, Run)
-    assert machine.foreign_messages == 4
+    machine.step(token(0), 0.0)
+    machine.step(last, 0.0)
+    assert machine.finish_reason == reason
+    assert (machine.state is RunState.COMPLETED) is (reason is not None)
+    if reason is None:
+        machine.step(token(2), 0.0)
+        assert machine.finish_reason == "length"
+
+
+@pytest.mark.parametrize("when", ["while planning", "when planned", "before the barrier", "while running"])
+def test_words_of_another_run_are_counted(when: str) -> None:
+    machine = SCRIPT.play(f"words of an earlier run {when}")
+    assert isinstance(machine, Run)
+    assert machine.foreign_messages == (4 if when != "while running" else 2)  # two are late there, of any run
 
 
 OUTCOMES = {

@@ -1,4 +1,4 @@
-"""StageController (spec sections 14 to 16, 38): prepare, one step at a time, report, give everything back."""
+"""StageController (spec sections 14 to 16): prepare, one step at a time, report, give everything back."""
 
 from __future__ import annotations
 
@@ -619,12 +619,23 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
             (EdgeStopped(OUT, "edge 7, ring 9: its pump did not stop"), ()),
             (
                 TimerFired("teardown", 1),
-                stopped(
-                    unproven=(
-                        "edge 7, ring 9: its pump did not stop",
-                        "edge 6 did not stop within 10 s",
-                        "the worker did not reset its role within 10 s",
-                    )
+                (
+                    Emit(
+                        EventName.TEARDOWN_TIMED_OUT,
+                        {
+                            "reason": "TeardownTimeout",
+                            "component": "StageController",
+                            "detail": "edge 6 did not stop within 10 s; "
+                            "the worker did not reset its role within 10 s",
+                        },
+                    ),
+                    *stopped(
+                        unproven=(
+                            "edge 7, ring 9: its pump did not stop",
+                            "edge 6 did not stop within 10 s",
+                            "the worker did not reset its role within 10 s",
+                        )
+                    ),
                 ),
             ),
         ],
@@ -637,7 +648,34 @@ def make() -> StageController:
     return StageController(teardown_bound=10.0)
 
 
-SCRIPT = Script(make, SCENARIOS)
+# What each state expects and ignores, stated here and not read from the table.
+ROLE_IS_THERE = (RoleProgress, RoleConfigured, RoleReset, DeviceObjectReleased)
+# After a fault, and while it stops: all that edges, the worker and the model's adapter had still to say.
+ANY_WORD = (
+    EdgeReady,
+    EdgeFailed,
+    ObjectLoaded,
+    ObjectProduced,
+    ModelFetch,
+    ModelOpened,
+    ModelRefused,
+    RoleConfigured,
+    RoleFailed,
+    RoleProgress,
+    StepCompleted,
+    StepFailed,
+    DeviceObjectReleased,
+    ReleaseFailed,
+)
+LATE: dict[StrEnum, tuple[type[Any], ...]] = {
+    S.PREPARING: (RoleReset, DeviceObjectReleased, ReleaseFailed),  # of the run before this one
+    S.READY: ROLE_IS_THERE,
+    S.EXECUTING: ROLE_IS_THERE,
+    S.FAULTED: (*ANY_WORD, RoleReset),
+    S.STOPPING: (*ANY_WORD, StopRun),
+    S.STOPPED: (*ANY_WORD, EdgeStopped, RoleReset, WorkerCrashed, StopRun),
+}
+SCRIPT = Script(make, SCENARIOS, LATE)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -1,4 +1,4 @@
-"""GpuWorkerCtl (spec sections 28 and 31): one process at a time, its generation, its rings, its every end."""
+"""GpuWorkerCtl FSM (spec sections 28, 31): one process at a time, its generation, rings, and every end."""
 
 from __future__ import annotations
 
@@ -497,7 +497,8 @@ def without_worker(state: WorkerCtlState, why: str) -> tuple[Steps, StrEnum]:
     steps: Steps = [
         *prefix,
         (INSTALL_OTHER, (refused,)),
-        (UNINSTALL_OTHER, (Send(ESTABLISHER, RingQuiesced(OTHER, process_reaped=True)),)),
+        # A worker that stops is still there: that it never had the ring is the proof, not its end.
+        (UNINSTALL_OTHER, (Send(ESTABLISHER, RingQuiesced(OTHER, process_reaped=not shutting)),)),
     ]
     failure = StepFailure.WORKER_SHUTTING_DOWN if shutting else StepFailure.WORKER_PROCESS_EXITED
     lost = ReleaseFailed(HANDLE, ReleaseFailure.STALE_GENERATION)
@@ -518,7 +519,20 @@ def make() -> GpuWorkerCtl:
     return GpuWorkerCtl(POLICY, arena_ceiling=1 << 20, ring_helper_abi=1, backend={"threads": 2})
 
 
-SCRIPT = Script(make, SCENARIOS)
+# What each state expects and ignores, stated here and not read from the table.
+HINTS = (RingReadable, RingWritable)
+LATE: dict[StrEnum, tuple[type[Any], ...]] = {
+    S.NOT_STARTED: HINTS,
+    S.SPAWNING: (*HINTS, FromWorker),  # the generation before this one still talks
+    S.INITIALIZING: HINTS,
+    S.STOPPING: HINTS,
+    S.KILLING: (*HINTS, FromWorker, ShutdownWorker),
+    S.CRASHED: (*HINTS, FromWorker),
+    S.RESTARTING: (*HINTS, FromWorker, ProcessNotification),
+    S.STOPPED: (*HINTS, FromWorker, ContinueRestart),
+    S.FAILED: (*HINTS, FromWorker, ContinueRestart),
+}
+SCRIPT = Script(make, SCENARIOS, LATE)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -575,6 +589,20 @@ def test_a_word_of_its_life_out_of_turn_is_counted_and_dropped(event: object) ->
     assert isinstance(machine, GpuWorkerCtl)
     assert machine.step(said(event), 0.0) == ()
     assert machine.stale_events == 1
+
+
+@pytest.mark.parametrize("state", [state for state in S if state is not S.NOT_STARTED])
+def test_a_fatal_worker_in_every_state(state: WorkerCtlState) -> None:
+    """It ends what it was to do; where its process is already being ended, only the exit counts."""
+    machine = SCRIPT.reach(state)
+    assert isinstance(machine, GpuWorkerCtl)
+    fatal = FromWorker(machine.generation, FATAL.event)
+    actions = machine.step(fatal, 0.0)
+    if state in (S.INITIALIZING, S.RUNNING):
+        assert KillWorker(machine.generation) in actions
+        assert machine.state is (S.KILLING if state is S.INITIALIZING else S.CRASHED)
+    else:
+        assert (machine.state, actions) == (state, ())
 
 
 def test_broken_host_tells_an_exit_twice_and_one_restart_follows() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf, nan
 
 import pytest
 from swactor_core.errors import ConfigError
@@ -128,6 +129,15 @@ BROKEN = {
     "max tokens": (lambda p: replace(p, max_tokens=0), "max_tokens is 0"),
     "too long": (lambda p: replace(p, max_tokens=9), "exceed max_seq_len 10"),
     "temperature": (lambda p: with_runtime(p, sampling=SamplingPolicy(temperature=-1.0)), "temperature is -1.0"),
+    "top p": (lambda p: with_runtime(p, sampling=SamplingPolicy(top_p=0.0)), "top_p is 0.0"),
+    "repeat": (lambda p: with_runtime(p, sampling=SamplingPolicy(repeat_penalty=0.0)), "repeat_penalty is 0.0"),
+    "frequency": (lambda p: with_runtime(p, sampling=SamplingPolicy(frequency_penalty=inf)), "frequency_penalty is inf"),
+    "presence": (lambda p: with_runtime(p, sampling=SamplingPolicy(presence_penalty=nan)), "presence_penalty is nan"),
+    "window": (lambda p: with_runtime(p, sampling=SamplingPolicy(repeat_last_n=-2)), "repeat_last_n is -2"),
+    "bias": (lambda p: with_runtime(p, sampling=SamplingPolicy(logit_bias=((1, -inf),))), "bias is not a number"),
+    "bias twice": (lambda p: with_runtime(p, sampling=SamplingPolicy(logit_bias=((1, 1.0), (1, 2.0)))), "a token twice"),
+    "bias outside": (lambda p: with_runtime(p, sampling=SamplingPolicy(logit_bias=((160, 1.0),))), "vocabulary of 160"),
+    "history": (lambda p: with_runtime(p, sampling=SamplingPolicy(history=(1, 160))), "vocabulary of 160"),
 }  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """Quiescence (spec sections 38 and 39) with the real machines wired together and every order of events.
 
-ArenaManager, three EdgeRecords, GpuWorkerCtl and two Rendezvous exchange messages over channels that keep
-order for each pair of parties and nothing else. Who else there is (a worker process, pumps, the network, a
-stopping owner) is modelled by what it truly holds: whenever the arena hands a range back, the truth is asked.
+Arena release is safe only after its proof. ArenaManager, three EdgeRecords, GpuWorkerCtl and two Rendezvous
+exchange messages over channels that keep order for each pair of parties and nothing else. Who else there is
+(a worker process, pumps, the network, a stopping owner) is modelled by what it truly holds: whenever the
+arena hands a range back, the truth is asked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Command lines in and event lines out, over pipes of this process."""
+"""Command lines in and event lines out (spec section 28), over pipes of this process."""
 
 from __future__ import annotations
 

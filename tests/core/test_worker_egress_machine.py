@@ -1,4 +1,4 @@
-"""The egress machine alone: each row, every transition, any event in any state."""
+"""Egress ring FSM alone (spec section 32): each row, every transition, any event in any state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ingress machine alone: each row, every transition, any event in any state."""
+"""Ingress ring FSM alone (spec section 32): each row, every transition, any event in any state."""
 
 from __future__ import annotations
 

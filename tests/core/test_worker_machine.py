@@ -1,4 +1,4 @@
-"""The worker machine alone: which command is allowed when, every answer, every transition."""
+"""Worker process FSM alone (spec sections 29 to 31): which command when, every answer, every transition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real worker process over pipes: start, a run, and every way it can end."""
+"""The real worker process over pipes (spec sections 28 and 31): start, a run, and each way it can end."""
 
 from __future__ import annotations
 

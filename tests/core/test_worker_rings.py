@@ -1,4 +1,4 @@
-"""Ring ends on heap rings: byte-equal objects for any chunking, late and failing copies, broken rings."""
+"""Ring ends on heap rings (spec section 34): byte-equal objects in any chunks, bad copies, broken rings."""
 
 from __future__ import annotations
 

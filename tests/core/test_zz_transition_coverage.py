@@ -6,9 +6,6 @@ no scenario can take is wrong: mend the table or write the scenario.
 
 from __future__ import annotations
 
-import importlib.util
-from functools import cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,19 +14,6 @@ from swactor_core.diagram import all_machines
 from swactor_core.fsm import Machine
 from swactor_testing.scripts import Script
 from swactor_testing.transitions import Transition, declared, recorded
-
-
-@cache
-def scenario_modules() -> list[ModuleType]:
-    modules = []
-    for path in sorted(Path(__file__).parent.glob("test_*machine*.py")):
-        spec = importlib.util.spec_from_file_location(f"coverage_{path.stem}", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        modules.append(module)
-    return modules
 
 
 def taken_by(module: ModuleType, machine: type[Machine[Any]]) -> set[Transition]:
@@ -44,8 +28,10 @@ def taken_by(module: ModuleType, machine: type[Machine[Any]]) -> set[Transition]
 
 
 @pytest.mark.parametrize("machine", all_machines(), ids=lambda machine: machine.NAME)
-def test_every_row_is_taken_to_every_target(machine: type[Machine[Any]]) -> None:
-    taken = {t for module in scenario_modules() for t in taken_by(module, machine)}
+def test_every_row_is_taken_to_every_target(
+    machine: type[Machine[Any]], scenario_modules: list[ModuleType]
+) -> None:
+    taken = {t for module in scenario_modules for t in taken_by(module, machine)}
     missing = sorted(" -- ".join(map(str, transition)) for transition in declared(machine) - taken)
     assert not missing, f"{machine.NAME}: no scenario takes\n" + "\n".join(missing)
 

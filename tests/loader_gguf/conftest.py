@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -221,3 +222,15 @@ def demo_tokenizer(demo_path):
     tokenizer = model.tokenizer()
     model.close()
     return tokenizer
+
+
+@pytest.fixture(scope="session")
+def vectors_folder() -> Path:
+    """llama.cpp's test vocabularies and chat templates, fetched once into the user's cache."""
+    script = DATA.parents[1] / "scripts" / "fetch_vocab_vectors"
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=900, check=False
+    )
+    if done.returncode:
+        pytest.fail(f"the test vectors cannot be fetched:\n{done.stderr}", pytrace=False)
+    return Path(done.stdout.strip())

@@ -232,3 +232,25 @@ def test_a_file_in_the_working_folder_does_not_stand_in_for_jinja2(monkeypatch, 
     (tmp_path / "jinja2.py").write_text("raise SystemExit('impostor')")
     monkeypatch.chdir(tmp_path)
     assert render("ok{{ messages[0].content }}").text == "okhi"
+
+
+def test_a_system_text_is_not_dropped_in_silence():
+    messages = [{"role": "system", "content": " be brief "}, {"role": "user", "content": "hi"}]
+    with pytest.raises(ModelError, match="leaves out the system text") as caught:
+        ChatTemplate("{{ messages[1].content }}", "", "").render(messages)
+    assert "user's text" in caught.value.hint
+    source = "{% for m in messages %}{{ m.content | trim | upper }};{% endfor %}"
+    assert ChatTemplate(source, "", "").render(messages).text == "BE BRIEF;HI;"
+
+
+def test_too_much_processor_time_is_named(monkeypatch):
+    monkeypatch.setattr(module, "CPU_SECONDS", 1)
+    with pytest.raises(ModelError, match="more than 1 s of processor time"):
+        render("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}")
+
+
+def test_no_tools_are_none_or_an_empty_list():
+    assert render("{{ tools is none }}").text == "True"
+    assert render("{% for tool in tools %}{{ tool }}{% endfor %}x").text == "x"
+    with pytest.raises(ModelError, match="TypeError"):
+        render("{{ tools + 1 }}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import struct
+import time
 import tracemalloc
 from contextlib import contextmanager
 
@@ -135,6 +137,53 @@ def test_every_single_byte_set_to_its_extremes(vocabulary, tmp_path):
             changed[at] = value
             opened += exercise_quickly(tmp_path / "m.gguf", bytes(changed))
     assert 0 < opened < 3 * header_end
+
+
+def seeds(raw, vocabulary, data_folder):
+    """Whole files of different kinds, by which mutation reaches every branch of the reader."""
+    found = {"vocabulary": vocabulary, "large": raw.large_model(3, layers=1, tokens=5)[:200_000]}
+    found |= {f"part {number}": part for number, part in enumerate(raw.split_model(2))}
+    found |= {path.name: path.read_bytes()[:60_000] for path in sorted((data_folder / "tiny").glob("*.gguf"))}
+    return found
+
+
+def fuzz(path, corpus, *, seed, seconds):
+    """Random mutations until time is up; a failure names seed and round. Returns (rounds, opened)."""
+    generator = random.Random(seed)
+    kinds = ["flip", "byte", "u32", "u64", "cut", "insert", "repeat"]
+    values = [0, 1, 7, 9, 42, 255, 1 << 31, 1 << 32, 1 << 63, (1 << 64) - 1]
+    until, rounds, opened = time.monotonic() + seconds, 0, 0
+    while time.monotonic() < until:
+        name = generator.choice(sorted(corpus))
+        mutations = [
+            # most of what matters lies near the beginning
+            (
+                generator.random() ** 3,
+                generator.choice(kinds),
+                generator.choice(values) if generator.random() < 0.5 else generator.getrandbits(64),
+            )
+            for _ in range(generator.randint(1, 5))
+        ]
+        try:
+            opened += exercise(path, mutated(corpus[name], mutations))
+        except BaseException:
+            print(f"seed {seed}, round {rounds}, file {name}, mutations {mutations}")
+            raise
+        rounds += 1
+    return rounds, opened
+
+
+@pytest.mark.parametrize(
+    "seconds", [pytest.param(3.0, id="short"), pytest.param(60.0, id="long", marks=pytest.mark.long)]
+)
+def test_fuzzing_by_the_clock(seconds, raw, vocabulary, data_folder, tmp_path):
+    seed = random.randrange(1 << 32)
+    rounds, opened = fuzz(
+        tmp_path / "m.gguf", seeds(raw, vocabulary, data_folder), seed=seed, seconds=seconds
+    )
+    print(f"seed {seed}: {rounds} files, of which {opened} opened")
+    assert rounds > 10 * seconds
+    assert 0 < opened < rounds
 
 
 def exercise_quickly(path, content):

@@ -220,15 +220,17 @@ def test_typed_getters_refuse_with_field_and_offset(typed, call, words):
 
 
 MEASURE = """
-import json, resource, sys, time
+import json, sys, time
 from swactor_loader_gguf.ggml_types import ggml_type
 from swactor_loader_gguf.index import GgufIndex
+def peak():  # KiB; what getrusage says is the parent's, from before exec
+    return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
 ggml_type(0)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 start = time.process_time()
 index = GgufIndex(sys.argv[1])
 spent = time.process_time() - start
-print(json.dumps([spent, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, len(index.entries)]))
+print(json.dumps([spent, peak() - before, len(index.entries)]))
 """
 
 
@@ -249,6 +251,7 @@ def test_a_large_vocabulary_opens_within_half_a_second_and_100_mib(tmp_path, raw
         [sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, check=True, timeout=60
     )
     seconds, kibibytes, entries = json.loads(done.stdout)
+    print(f"{seconds:.3f} s, {kibibytes / 1024:.1f} MiB resident")
     assert entries == 4
     assert seconds < 0.5
-    assert kibibytes < 100 * 1024
+    assert 0 < kibibytes < 100 * 1024

@@ -238,11 +238,6 @@ def broken_models(raw):
         ),
         "embedding absent": ({"names": BASE[1:]}, first, "'token_embd.weight' is missing"),
         "norm absent": ({"names": BASE[:3]}, last, "'output_norm.weight' is missing"),
-        "split": (
-            {"keys": {"s": raw.key_value("split.count", 2, b"\x02\x00")}},
-            facts,
-            "one part of a split file",
-        ),
         "tokens mistyped": (
             {"keys": {"t": raw.numbers("tokenizer.ggml.tokens", 5, "i", [1])}},
             facts,
@@ -265,7 +260,6 @@ BROKEN = [
     "width differs",
     "embedding absent",
     "norm absent",
-    "split",
     "tokens mistyped",
     "text not UTF-8",
 ]

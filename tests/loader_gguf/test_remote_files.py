@@ -159,7 +159,7 @@ def test_a_killed_fetch_goes_on_where_it_was(large, misbehaving, cache, monkeypa
         break
     journal = next((cache / "remote").glob("*/journal"))
     half = len(large) // 2
-    wait_until(lambda: journal.stat().st_size > 24 * (half >> 21))
+    wait_until(lambda: journal.stat().st_size > 24 * ((half >> 20) - 1))
     process.send_signal(signal.SIGKILL)
     process.wait(10)
     misbehaving.behaviour.hold = None
@@ -172,7 +172,7 @@ def test_a_killed_fetch_goes_on_where_it_was(large, misbehaving, cache, monkeypa
     asked = [request[1]["Range"] for request in misbehaving.requests[before:]]
     starts = [int(text.removeprefix("bytes=").split("-")[0]) for text in asked if text != "bytes=0-0"]
     print(asked)
-    assert min(starts) > half - (3 << 20)
+    assert min(starts) > half - (2 << 20)
 
 
 def wait_until(true, seconds=30.0):
@@ -432,6 +432,28 @@ def test_waiting_for_a_busy_server_ends_when_progress_says_so(large, misbehaving
     model.close()
 
 
+def test_a_header_that_does_not_come_ends_when_progress_says_so(small):
+    class Stop(Exception):
+        pass
+
+    calls = []
+
+    def stop(done, total):
+        calls.append(done)
+        if len(calls) > 2:
+            raise Stop
+
+    url, _, behaviour = small
+    behaviour.status = 503
+    with pytest.raises(Stop):
+        GgufLoader().open(url, stop)
+    behaviour.status = 200
+    calls.clear()
+    behaviour.before = lambda request: setattr(behaviour, "status", 503 if len(calls) > 1 else 200)
+    with pytest.raises(Stop):
+        GgufLoader().open(url, stop)
+
+
 # the disk
 
 
@@ -476,6 +498,60 @@ def test_a_disk_that_fills_up_meanwhile(large, misbehaving, cache, monkeypatch):
 def test_a_cache_that_cannot_be_made(small, monkeypatch):
     monkeypatch.setenv("SWACTOR_CACHE_DIR", "/dev/null/cache")
     failed(small[0], ModelFailure.CACHE_UNUSABLE)
+
+
+def test_a_cache_that_another_user_has_filled_is_read(large, misbehaving, cache, monkeypatch):
+    misbehaving.behaviour.content = large
+    url = f"{misbehaving.url}/m.gguf"
+    model = opened(url)
+    model.fetch(0, 4)
+    model.close()
+    real = os.open
+
+    def read_only(path, flags, mode=0o777):
+        if flags & os.O_RDWR:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(sparse.os, "open", read_only)
+    model = opened(url)
+    model.fetch(0, 4)
+    assert_fetched(model, large, 0, 4)
+    with pytest.raises(ModelError, match="may not be written") as caught:
+        model.fetch(0, 5)
+    assert caught.value.cause is ModelFailure.CACHE_UNUSABLE
+    model.close()
+
+
+def test_a_file_that_is_deleted_while_it_is_fetched(large, misbehaving, cache):
+    misbehaving.behaviour.content = large
+    model = opened(f"{misbehaving.url}/m.gguf")
+    Path(model.manifest(0, 1).tensors[0].path).unlink()
+    with pytest.raises(ModelError, match="somebody has removed it") as caught:
+        model.fetch(0, 4)
+    assert caught.value.cause is ModelFailure.CACHE_UNUSABLE
+    model.close()
+
+
+def test_a_limit_of_the_system_s_on_file_sizes_is_a_full_disk(large, misbehaving, cache):
+    """A true refusal by the kernel, in a process of its own."""
+    misbehaving.behaviour.content = large
+    code = (
+        "import resource, sys\n"
+        "from swactor_core.errors import ModelError\n"
+        "from swactor_loader_gguf.loader import GgufLoader\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "try:\n"
+        "    GgufLoader().open(sys.argv[1])\n"
+        "except ModelError as error:\n"
+        "    print(error.cause, error.message, error.hint)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, f"{misbehaving.url}/m.gguf"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ModelDiskFull" in done.stdout
+    assert "File too large" in done.stdout
 
 
 def test_a_torn_record_costs_a_fetch_and_no_wrong_byte(large, misbehaving, cache):

@@ -45,9 +45,12 @@ def test_prompt_texts_become_the_reference_prompts(demo_tokenizer, name):
 
 
 def test_end_of_generation(demo_tokenizer):
-    ids = {text: demo_tokenizer.encode(text, special=True) for text in ("<|im_end|>", "<|endoftext|>")}
+    ids = {
+        text: demo_tokenizer.encode(text, special=True)
+        for text in ("<|im_end|>", "<|endoftext|>", "<reponame>")
+    }
     assert demo_tokenizer.end_of_generation == {number for pair in ids.values() for number in pair}
-    assert len(demo_tokenizer.end_of_generation) == 2
+    assert len(demo_tokenizer.end_of_generation) == 3  # llama.cpp ends at <reponame> as well
 
 
 def test_control_text_in_a_message_stays_text(demo_tokenizer):

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from local_command import Command, Places, Run
+from web_servers import Nginx
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -68,6 +70,17 @@ def echo(run: Callable[..., Run]) -> Callable[..., Run]:
         return run(tiny("llama-gqa"), "--worker", "echo", *arguments, **options)
 
     return start
+
+
+@pytest.fixture
+def nginx(tmp_path: Path) -> Iterator[Nginx]:
+    """Serves the folder `served`."""
+    root, folder = tmp_path / "served", tmp_path / "nginx"
+    root.mkdir()
+    folder.mkdir()
+    server = Nginx(root, folder)
+    yield server
+    server.stop()
 
 
 def tiny(name: str) -> str:

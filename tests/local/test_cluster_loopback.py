@@ -17,6 +17,7 @@ from swactor_core.node.identity import load_or_create_seed
 from swactor_core.plugins import load_plugins
 from swactor_core.spi.provider import Kind
 from swactor_testing.echo import reference_tokens
+from web_servers import Nginx
 
 PROMPT = ("--prompt-ids", "5,6,7")
 ECHO = reference_tokens((5, 6, 7), 400, num_layers=4, vocab_size=160)
@@ -54,11 +55,13 @@ class Cluster:
             '[orchestrator]\nbind_host = "127.0.0.1"\n[orchestrator.membership]\nprofile = "local"\n'
         )
 
-    def start(self, name: str, *, file: Path | None = None, cwd: Path | None = None) -> Command:
+    def start(
+        self, name: str, *, file: Path | None = None, cwd: Path | None = None, **options: Any
+    ) -> Command:
         port = self.ports[NAMES.index(name)]
         self.nodes[name] = self.command(
             "node", "--cluster", str(file or self.file), "--name", name, "--json",
-            "--membership-port", str(port), places=self.places[name], cwd=cwd,
+            "--membership-port", str(port), places=self.places[name], cwd=cwd, **options,
         )  # fmt: skip
         return self.nodes[name]
 
@@ -239,10 +242,44 @@ def test_a_model_that_is_another_file_on_one_node_is_a_typed_fault(
     assert result["fault"]["reason"] == "WeightLoadFailed"
     assert result["fault"]["stage_index"] == 1
     line = started.error_line()
+    assert result["fault"]["cause"] == "ModelDifferentFile"
     assert "another file" in line
+    assert f"on node {started.node_id(1)}" in line
+    for name in ("llama-gqa", "llama-tied"):
+        assert digest(tiny_model(name)) in line
     assert "put the same file on every node" in line
     cluster.assert_all_given_back()
     cluster.stop()
+
+
+def digest(path: str) -> str:
+    model = load_plugins().select(Kind.LOADER, "gguf").factory().open(path)
+    try:
+        return str(model.digest())
+    finally:
+        model.close()
+
+
+def test_nodes_of_a_cluster_fetch_their_own_stages(
+    command: Callable[..., Command], tmp_path: Path, tiny_model: Callable[[str], str], nginx: Nginx
+) -> None:
+    """Every node has a cache of its own, as on machines of their own."""
+    shutil.copy(tiny_model("llama-gqa"), tmp_path / "served" / "m.gguf")
+    cluster = Cluster(command, tmp_path, f"{nginx.url}/m.gguf")
+    caches = {name: str(tmp_path / name / "cache") for name in NAMES}
+    for name in NAMES:
+        cluster.start(name, environment={"SWACTOR_CACHE_DIR": caches[name]})
+    mine = {"SWACTOR_CACHE_DIR": str(tmp_path / "orchestrator" / "cache")}
+    started = cluster.run("--max-tokens", "12", environment=mine)
+    assert started.finish(0)["token_ids"] == ECHO[:12]
+    cluster.stop()
+    nginx.stop()
+    size = os.stat(tiny_model("llama-gqa")).st_size
+    fetched = [sum(r.body for r in nginx.sent())]
+    assert size <= fetched[0] + 3 * (64 << 10), "the orchestrator alone does not fetch what nodes need"
+    for name in NAMES:
+        (held,) = Path(caches[name]).glob("remote/*/m.gguf")
+        assert held.stat().st_size == size
 
 
 def test_a_node_that_never_comes_is_named(

@@ -1,4 +1,4 @@
-"""Machines in a seeded world: crashes are found within the stated bound, and nobody healthy ever dies.
+"""Machines in a seeded world (spec section 9): crashes are found in time, and nobody healthy ever dies.
 
 Numbers in brackets refer to failures that other implementations had and that research collected: restart and
 identity, small clusters, paused and starved processes, asymmetric partitions.

@@ -15,8 +15,10 @@ from typing import Any
 
 from mock_run import MockRun
 from swactor_core.errors import ResourceError
-from swactor_core.ids import EdgeId, WorkerGeneration
-from swactor_core.messages import InitializeWorker
+from swactor_core.faults import Component
+from swactor_core.ids import EdgeId, RingId, WorkerGeneration
+from swactor_core.machines.worker_process import FromWorker
+from swactor_core.messages import Address, InitializeWorker
 from swactor_core.specs import OBJECT_HEADER_BYTES
 from swactor_core.spi.membership import MemberState
 from swactor_core.wire import ObjectHeader
@@ -55,11 +57,46 @@ def silence_worker(run: MockRun, index: int) -> bool:
 
 def mislead_worker(run: MockRun, index: int) -> bool:
     """A second InitializeWorker is what no running worker may be given: it ends with WorkerFatal."""
+    return command_worker(run, index, InitializeWorker(WorkerGeneration(1), 1, 1, {}))
+
+
+def command_worker(run: MockRun, index: int, *commands: object) -> bool:
+    """Commands that its node never gave it."""
     worker = hosted(run, index)
     if worker is not None:
-        worker.commands.append(InitializeWorker(WorkerGeneration(1), 1, 1, {}))
+        worker.commands.extend(commands)
         worker.woken.set()
     return worker is not None
+
+
+def alter_commands(run: MockRun, index: int, alter: Callable[[Any], Any]) -> None:
+    """What its node commands from here on reaches it as `alter` has it: another command, or a tuple."""
+
+    class Altered(deque[Any]):
+        def append(self, command: Any) -> None:
+            altered = alter(command)
+            self.extend(altered if isinstance(altered, tuple) else (altered,))
+
+    worker = hosted(run, index)
+    worker.commands = Altered(worker.commands)
+
+
+def worker_says(run: MockRun, index: int, event: object, *, generation: int | None = None) -> None:
+    """What its node reads of it without its having said so: what another worker plug-in might say, or the
+    worker's life of that generation."""
+    worker: Any = run.pool[index]._worker
+    said_by = worker._generation if generation is None else WorkerGeneration(generation)
+    run.pool[index].system.tell(Address(Component.GPU_WORKER_CTL), FromWorker(said_by, event))
+
+
+def ring_of(run: MockRun, index: int, *, inbound: bool) -> tuple[EdgeId, RingId]:
+    """Edge and ring of one end of the stage on that node."""
+    plan = run.pool[index].stages._provision
+    assert plan is not None
+    edge_id = plan.inbound.edge_id if inbound else plan.outbound.edge_id
+    ring_id = run.pool[index].data_plane.establisher.records[edge_id].ring_id
+    assert ring_id is not None
+    return edge_id, ring_id
 
 
 def place(run: MockRun, edge: int, sequence: int) -> tuple[EdgeId, int, int]:

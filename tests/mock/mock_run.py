@@ -70,9 +70,12 @@ class MockRun:
     ring_capacity: int | None = None
     pool_deadline: float = 10.0
     at: RunState | int | None = None
-    act: Callable[[MockRun], None] = lambda run: None
-    at_event: int | None = None
-    """Calls `act` right after the event of this number was seen; before the run itself for -1."""
+    act: Callable[[MockRun], Any] = lambda run: None
+    watch: Callable[[dict[str, Any]], None] = lambda event: None
+    """Hears of every event, before `act`."""
+    at_event: int | str | None = None
+    """Calls `act` right after the event of this number, or the first of this name, was seen; before the run
+    itself for -1."""
     seed: int | None = None
     """Of keys and ids; by chance for None."""
     prefill_chunk: int = 32
@@ -81,6 +84,7 @@ class MockRun:
     moments: list[float] = field(default_factory=list)
     """The loop's time of each event."""
 
+    _acted: bool = field(default=False, init=False)
     session: LocalSession = field(init=False)
     result: RunResult = field(init=False)
     reference: list[int] = field(init=False)
@@ -115,9 +119,12 @@ class MockRun:
 
     def _seen(self, event: dict[str, Any]) -> None:
         loop = asyncio.get_running_loop()
+        self.watch(event)
         self.events.append(event)
         self.moments.append(loop.time())
-        if self.at_event == len(self.events) - 1:
+        now = self.at_event in (len(self.events) - 1, event["event"])
+        if now and not self._acted:
+            self._acted = True
             loop.call_soon(self.act, self)
 
     def _request(self) -> RunRequest:

@@ -13,7 +13,7 @@ from swactor_core.plugins import Plugins
 from swactor_core.spi.membership import MemberState
 from swactor_testing.memory.hub import HUB
 
-QUICK = RunBounds(readiness=0.5, execution=0.5, teardown=1.0)
+QUICK = RunBounds(readiness=30.0, execution=30.0, teardown=10.0)
 LONG = 300
 
 # --- membership and nodes ---
@@ -21,48 +21,48 @@ LONG = 300
 
 @pytest.mark.parametrize("state", [MemberState.DEAD, MemberState.LEFT])
 @pytest.mark.parametrize("at", [RunState.PROVISIONING, RunState.RUNNING, 3])
-async def test_membership_loss(plugins: Plugins, state: MemberState, at: Any) -> None:
+def test_membership_loss(plugins: Plugins, state: MemberState, at: Any) -> None:
     """For all others at once: links to it end as well, and may be seen first."""
 
     def act(run: MockRun) -> None:
         run.cluster.judge(run.ids[1], state, observer=run.home)
 
     run = MockRun(plugins, at=at, act=act, max_tokens=LONG)
-    await run.go()
+    run.play()
     run.check_fault("MembershipLost", killed=(run.ids[1],))
     assert "node-1" in run.result.fault.detail
 
 
-async def test_a_suspicion_is_no_loss(plugins: Plugins) -> None:
+def test_a_suspicion_is_no_loss(plugins: Plugins) -> None:
     def act(run: MockRun) -> None:
         run.cluster.judge(run.ids[1], MemberState.SUSPECT)
 
     run = MockRun(plugins, at=2, act=act)
-    assert (await run.go()).outcome is RunOutcome.COMPLETED
+    assert run.play().outcome is RunOutcome.COMPLETED
     assert list(run.result.token_ids) == run.reference
     run.check()
 
 
-async def test_a_node_is_not_there_in_time(plugins: Plugins) -> None:
+def test_a_node_is_not_there_in_time(plugins: Plugins) -> None:
     """Nobody reaches a node that refuses every dial: the pool's bound ends the wait."""
     HUB.refuse("not today")
     run = MockRun(plugins, pool_deadline=0.5)
-    await run.go()
+    run.play()
     run.check_fault("PoolTimeout")
     assert run.names().count("run_planned") == 0
 
 
 @pytest.mark.parametrize("at", [RunState.PROVISIONING, 3])
-async def test_a_node_vanishes(plugins: Plugins, at: Any) -> None:
+def test_a_node_vanishes(plugins: Plugins, at: Any) -> None:
     """Its endpoint ends as a killed process's does: whoever was linked to it hears."""
     run = MockRun(plugins, at=at, act=lambda run: HUB.vanish(run.ids[1]), max_tokens=LONG)
-    await run.go()
+    run.play()
     run.check_fault("NodeUnavailable", "StreamFault", "EofMidObject", killed=(run.ids[1],))
 
 
-async def test_a_node_ends_by_itself(plugins: Plugins) -> None:
+def test_a_node_ends_by_itself(plugins: Plugins) -> None:
     run = MockRun(plugins, at=3, act=lambda run: run.pool[2].stop(), max_tokens=LONG)
-    await run.go()
+    run.play()
     run.check_fault("NodeUnavailable", "StreamFault", "WorkerCrashed", "MembershipLost", killed=(run.ids[2],))
 
 
@@ -70,16 +70,16 @@ async def test_a_node_ends_by_itself(plugins: Plugins) -> None:
 
 
 @pytest.mark.parametrize("left", [0, 1])
-async def test_the_connection_between_two_stages_is_lost(plugins: Plugins, left: int) -> None:
+def test_the_connection_between_two_stages_is_lost(plugins: Plugins, left: int) -> None:
     def act(run: MockRun) -> None:
         HUB.lose(run.ids[left], run.ids[left + 1])
 
     run = MockRun(plugins, at=3, act=act, max_tokens=LONG)
-    await run.go()
+    run.play()
     run.check_fault("StreamFault", "EofMidObject")
 
 
-async def test_both_sides_of_a_lost_connection_tell_membership(plugins: Plugins) -> None:
+def test_both_sides_of_a_lost_connection_tell_membership(plugins: Plugins) -> None:
     told: list[tuple[int, int]] = []
 
     def act(run: MockRun) -> None:
@@ -87,49 +87,49 @@ async def test_both_sides_of_a_lost_connection_tell_membership(plugins: Plugins)
         told.extend((s.observer, s.suspect) for s in run.cluster.suspicions)
 
     run = MockRun(plugins, at=3, act=act, max_tokens=LONG)
-    await run.go()
+    run.play()
     assert set(told) == {(run.ids[0], run.ids[1]), (run.ids[1], run.ids[0])}
 
 
-async def test_the_orchestrators_connection_is_lost(plugins: Plugins) -> None:
+def test_the_orchestrators_connection_is_lost(plugins: Plugins) -> None:
     def act(run: MockRun) -> None:
         HUB.lose(run.home, run.ids[0])
 
     run = MockRun(plugins, at=3, act=act, max_tokens=LONG)
-    await run.go()
+    run.play()
     run.check_fault("NodeUnavailable", "StreamFault", killed=(run.ids[0],))
 
 
 @pytest.mark.parametrize("after", [0, 7, 40, 50])
-async def test_a_stream_breaks_inside_an_object(plugins: Plugins, after: int) -> None:
+def test_a_stream_breaks_inside_an_object(plugins: Plugins, after: int) -> None:
     """Bytes 0 to 39 are an object's header: before, inside, at the end of it, and inside its payload."""
     HUB.break_edge(after=after)
     run = MockRun(plugins)
-    await run.go()
+    run.play()
     run.check_fault("StreamFault", "EofMidObject")
     assert run.result.token_ids == ()
 
 
-async def test_an_edge_cannot_be_established(plugins: Plugins) -> None:
+def test_an_edge_cannot_be_established(plugins: Plugins) -> None:
     """Stage 0 cannot reach stage 1: the readiness bound ends the run, and no prompt was injected."""
 
     def act(run: MockRun) -> None:
         HUB.refuse("no way", dialler=run.ids[0], acceptor=run.ids[1])
 
     run = MockRun(plugins, at=RunState.PROVISIONING, act=act, bounds=QUICK)
-    await run.go()
+    run.play()
     run.check_fault("ReadinessTimeout", "EdgeEstablishmentFailed")
     assert "prompt_injected" not in run.names()
 
 
-async def test_a_stage_is_silent(plugins: Plugins) -> None:
+def test_a_stage_is_silent(plugins: Plugins) -> None:
     """Everything that stage 1 sends to the others is held back: only the bound of a token ends it."""
 
     def act(run: MockRun) -> None:
         HUB.hold(sender=run.ids[1])
 
     run = MockRun(plugins, at=3, act=act, bounds=QUICK, max_tokens=LONG)
-    result = await run.go()
+    result = run.play()
     assert result.outcome is RunOutcome.FAULTED
     assert str(result.fault.reason) == "ExecutionTimeout"
     assert run.names().count("run_faulted") == 1
@@ -139,10 +139,10 @@ async def test_a_stage_is_silent(plugins: Plugins) -> None:
         assert node.data_plane.leased == 0
 
 
-async def test_latency_changes_nothing_but_the_time(plugins: Plugins) -> None:
+def test_latency_changes_nothing_but_the_time(plugins: Plugins) -> None:
     HUB.delay(0.002)
     run = MockRun(plugins)
-    assert (await run.go()).outcome is RunOutcome.COMPLETED
+    assert run.play().outcome is RunOutcome.COMPLETED
     assert list(run.result.token_ids) == run.reference
     run.check()
 
@@ -150,7 +150,7 @@ async def test_latency_changes_nothing_but_the_time(plugins: Plugins) -> None:
 # --- provisioning, memory, model ---
 
 
-async def test_provisioning_is_refused(plugins: Plugins) -> None:
+def test_provisioning_is_refused(plugins: Plugins) -> None:
     """A node that has another run, as it says, takes no second one."""
 
     def act(run: MockRun) -> None:
@@ -159,29 +159,29 @@ async def test_provisioning_is_refused(plugins: Plugins) -> None:
         stages._provision = SimpleNamespace(run_id=99, stage_index=4)
 
     run = MockRun(plugins, at=RunState.PROVISIONING, act=act)
-    await run.go()
+    run.play()
     run.check_fault("ProvisioningRejected")
     assert run.result.fault.stage_index == 1
     assert "run 99 is active" in run.result.fault.detail
     assert run.names().count("provisioning_refused") == 1
 
 
-async def test_a_ring_is_larger_than_the_arena(plugins: Plugins) -> None:
+def test_a_ring_is_larger_than_the_arena(plugins: Plugins) -> None:
     run = MockRun(plugins, ring_capacity=1 << 20, session_options={"arena_ceiling": 1 << 20})
-    await run.go()
+    run.play()
     run.check_fault("RingRequestTooLarge")
 
 
-async def test_an_arena_cannot_be_reserved(plugins: Plugins) -> None:
+def test_an_arena_cannot_be_reserved(plugins: Plugins) -> None:
     run = MockRun(plugins, session_options={"arena_ceiling": 1 << 60})
-    await run.go()
+    run.play()
     run.check_fault("ArenaBootFailed")
     assert str(1 << 60) in run.result.fault.detail
 
 
-async def test_the_model_of_a_node_is_another_one(plugins: Plugins) -> None:
+def test_the_model_of_a_node_is_another_one(plugins: Plugins) -> None:
     run = MockRun(plugins, digest="0" * 64)
-    await run.go()
+    run.play()
     run.check_fault("WeightLoadFailed")
     assert "another file" in run.result.fault.detail
 
@@ -191,10 +191,10 @@ async def test_the_model_of_a_node_is_another_one(plugins: Plugins) -> None:
 
 @pytest.mark.parametrize("layer", [0, 5, 11])
 @pytest.mark.parametrize("sequence", [0, 4])
-async def test_a_worker_ends(plugins: Plugins, layer: int, sequence: int) -> None:
+def test_a_worker_ends(plugins: Plugins, layer: int, sequence: int) -> None:
     settings = {"exit_at": sequence, "fault_layer": layer}
     run = MockRun(plugins, session_options={"worker": settings})
-    await run.go()
+    run.play()
     run.check_fault("WorkerCrashed")
     assert run.result.fault.stage_index == layer // 4
     assert "exited with 7" in run.result.fault.detail
@@ -204,30 +204,30 @@ async def test_a_worker_ends(plugins: Plugins, layer: int, sequence: int) -> Non
 
 
 @pytest.mark.parametrize("layer", [0, 5, 11])
-async def test_a_step_fails(plugins: Plugins, layer: int) -> None:
+def test_a_step_fails(plugins: Plugins, layer: int) -> None:
     run = MockRun(plugins, session_options={"worker": {"fail_at": 2, "fault_layer": layer}})
-    await run.go()
+    run.play()
     run.check_fault("StepFailed")
     assert run.result.fault.stage_index == layer // 4
     assert len(run.result.token_ids) == 2
 
 
-async def test_the_device_is_out_of_memory(plugins: Plugins) -> None:
+def test_the_device_is_out_of_memory(plugins: Plugins) -> None:
     run = MockRun(plugins, session_options={"worker": {"memory_bytes": 8}})
-    await run.go()
+    run.play()
     run.check_fault("DeviceOutOfMemory")
     assert run.result.fault.stage_index == 0
 
 
 @pytest.mark.parametrize("polls", [0, 2])
-async def test_a_device_copy_fails(plugins: Plugins, polls: int) -> None:
+def test_a_device_copy_fails(plugins: Plugins, polls: int) -> None:
     run = MockRun(plugins, session_options={"worker": {"fail_copy": 5, "copy_polls": polls}})
-    await run.go()
+    run.play()
     run.check_fault("DeviceCopyFailed")
 
 
-async def test_a_worker_cannot_start(plugins: Plugins) -> None:
+def test_a_worker_cannot_start(plugins: Plugins) -> None:
     run = MockRun(plugins, session_options={"worker": {"colour": "red"}})
-    await run.go()
+    run.play()
     run.check_fault("WorkerFatal")
     assert "colour" in run.result.fault.detail

@@ -1,4 +1,4 @@
-"""The canonical scenario (spec section 42) on mocks: every state passed, every event there, nothing left."""
+"""The canonical scenario (spec sections 7 and 42) on mocks: every phase, every event, nothing left."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from swactor_core.errors import UsageError
 from swactor_core.machines.run import RunOutcome
 from swactor_core.orchestrator.session import LocalSession
 from swactor_core.plugins import Plugins
+from swactor_testing import virtual_time
 
 SCENARIO = (
     "node_available",
@@ -47,14 +48,17 @@ async def test_the_canonical_scenario(plugins: Plugins, nodes: int) -> None:
     run.check()
 
 
-async def test_it_takes_less_than_a_second(plugins: Plugins) -> None:
-    """The best of three: others may use the machine."""
+def test_it_takes_less_than_a_second(plugins: Plugins) -> None:
+    """Of computing, at the best of three, since others may use the machine; and of waiting, which is virtual:
+    nothing but the pool's convergence window is waited for."""
     took = []
     for _ in range(3):
-        began = time.perf_counter()
-        await MockRun(plugins).go()
-        took.append(time.perf_counter() - began)
-    assert min(took) < 1.0
+        began = time.process_time()
+        run = MockRun(plugins)
+        run.play()
+        took.append(time.process_time() - began)
+        assert run.moments[-1] - virtual_time.START == pytest.approx(0.05)
+    assert min(took) < 0.5
 
 
 async def test_the_operator_stops_it(plugins: Plugins) -> None:

@@ -39,7 +39,7 @@ http {{
   scgi_temp_path {folder}/scgi;
   sendfile on;
   server {{
-    listen 127.0.0.1:{port};
+    listen 127.0.0.1:{port} {listen};
     root {root};
     {extra}
   }}
@@ -71,12 +71,14 @@ class Sent:
 class Nginx:
     """Serves the folder `root` at `url` until `stop`."""
 
-    def __init__(self, root: Path, folder: Path, *, extra: str = "") -> None:
+    def __init__(self, root: Path, folder: Path, *, extra: str = "", listen: str = "") -> None:
         self.folder = folder
         for attempt in range(3):  # somebody else may take the port in between
             self.port = free_port()
             user = "user root;" if os.geteuid() == 0 else ""
-            text = CONFIGURATION.format(user=user, folder=folder, root=root, port=self.port, extra=extra)
+            text = CONFIGURATION.format(
+                user=user, folder=folder, root=root, port=self.port, extra=extra, listen=listen
+            )
             (folder / "nginx.conf").write_text(text)
             self._process = subprocess.Popen(
                 [nginx_command(), "-p", str(folder), "-c", str(folder / "nginx.conf")],
@@ -88,7 +90,7 @@ class Nginx:
                 break
             said = self._process.communicate()[1].decode()
             assert attempt < 2, f"nginx does not start: {said}"
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http{'s' if listen == 'ssl' else ''}://127.0.0.1:{self.port}"
 
     def _answers(self) -> bool:
         until = time.monotonic() + 10

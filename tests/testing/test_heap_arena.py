@@ -189,3 +189,14 @@ def test_discarded_bytes_do_not_look_like_data() -> None:
         ring.writable_span()
     with pytest.raises(UsageError, match="no range"):
         arena.discard(4096, 8192)
+
+
+def test_a_write_after_the_release_is_found_when_the_range_is_used_again() -> None:
+    arena = HeapArenas().create(1 << 16)
+    arena.create_ring(ring_layout(RingId(1), 16384 - 64, offset=0)).close()
+    arena.discard(0, 16384)
+    arena.create_ring(ring_layout(RingId(2), 4096 - 64, offset=0))  # what follows stays poisoned
+    arena.memory[9000] = 1
+    arena.create_ring(ring_layout(RingId(3), 4096 - 64, offset=4096))
+    with pytest.raises(AssertionError, match="wrote between 8192 and 12288"):
+        arena.create_ring(ring_layout(RingId(4), 4096 - 64, offset=8192))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import find, given
 from hypothesis import strategies as st
-from swactor_core.fsm import Machine, Outcome, Row
+from swactor_core.fsm import InvalidTransition, Machine, Outcome, Row
 from swactor_core.ids import EdgeId
 from swactor_core.messages import TimerFired
 from swactor_testing.scripts import Script, event_strategies, snapshot, step_or_refuse, walk
@@ -62,7 +62,8 @@ class Door(Machine[DoorState]):
 
 
 SHUT = Door().step(Push(1), 0.0)
-GOOD = Script(Door, {"shut": ([(Push(1), SHUT)], D.SHUT)})
+SCENARIOS = {"shut": ([(Push(1), SHUT)], D.SHUT)}
+GOOD = Script(Door, SCENARIOS, {D.SHUT: (Knock,)})
 
 
 def test_a_scenario_with_other_actions_or_another_end_fails() -> None:
@@ -73,8 +74,25 @@ def test_a_scenario_with_other_actions_or_another_end_fails() -> None:
         Script(Door, {"shut": ([(Push(1), SHUT)], D.OPEN)}).play("shut")
 
 
-def test_rows_that_no_scenario_takes_are_named() -> None:
+def test_what_is_stated_to_be_ignored_is_played_and_not_read_from_the_table() -> None:
     assert GOOD.ignored() == [(D.SHUT, Knock)]
+    GOOD.play_ignored(D.SHUT, Knock)
+    assert Script(Door, SCENARIOS).ignored() == []
+    assert (D.SHUT, "Knock", D.SHUT) in Script(Door, SCENARIOS).missing()
+    with pytest.raises(InvalidTransition, match="Open cannot take Knock"):
+        GOOD.play_ignored(D.OPEN, Knock)
+    with pytest.raises(AssertionError):
+        GOOD.play_ignored(D.SHUT, Push)  # it opens the door
+
+
+def test_a_state_is_reached_by_a_scenario_that_ends_or_comes_through_there() -> None:
+    assert GOOD.reach(D.SHUT).state is D.SHUT
+    assert GOOD.reach(D.OPEN).state is D.OPEN
+    with pytest.raises(LookupError, match="no scenario of Door comes to Shut"):
+        Script(Door, {"nothing": ([], D.OPEN)}).reach(D.SHUT)
+
+
+def test_rows_that_no_scenario_takes_are_named() -> None:
     assert GOOD.missing() == {
         (D.OPEN, "Push", D.OPEN),
         (D.SHUT, "Push", D.OPEN),

@@ -1,4 +1,4 @@
-"""The bridge's range copies, bounds, exhaustion and zero-copy view."""
+"""The device bridge (spec section 33): range copies, bounds, exhaustion and zero-copy view."""
 
 from __future__ import annotations
 

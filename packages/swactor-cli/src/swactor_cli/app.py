@@ -14,6 +14,7 @@ import typer
 from swactor_core import __version__
 
 from swactor_cli.errors import ExitCode, report
+from swactor_cli.help import SectionedCommand
 from swactor_cli.output import Output, open_standard_streams
 
 app = typer.Typer(
@@ -24,6 +25,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+# Sections of `run --help`.
+_PROMPT, _ANSWER, _SAMPLING = "Prompt", "Answer", "Sampling"
+_PLACE, _OUTPUT = "Where it runs", "Output"
 
 cluster_app = typer.Typer(help="Cluster files.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(cluster_app, name="cluster")
@@ -36,11 +41,18 @@ Membership = Annotated[str | None, typer.Option(help="Membership plug-in.", rich
 Worker = Annotated[str | None, typer.Option(help="Worker plug-in.", rich_help_panel="Plug-ins")]
 Loader = Annotated[str | None, typer.Option(help="Loader plug-in.", rich_help_panel="Plug-ins")]
 Arena = Annotated[str | None, typer.Option(help="Arena plug-in.", rich_help_panel="Plug-ins")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="One JSON object a line on stdout.", rich_help_panel="Output")
+]
 Cluster = Annotated[str | None, typer.Option(help="A cluster file.", show_default=False)]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No talk on stderr but errors.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="No talk on stderr but errors.", rich_help_panel="Output")
+]
 Verbose = Annotated[
-    int, typer.Option("--verbose", "-v", count=True, help="More talk on stderr; twice for debug.")
+    int,
+    typer.Option(
+        "--verbose", "-v", count=True, help="More talk on stderr; twice for debug.", rich_help_panel="Output"
+    ),
 ]
 
 
@@ -78,45 +90,155 @@ def root(
     """Run a GGUF model as one pipeline over several nodes."""
 
 
-@app.command()
+@app.command(cls=SectionedCommand)
 def run(
     model: Model,
-    prompt: Annotated[str | None, typer.Option(help="The user's text.", show_default=False)] = None,
-    prompt_ids: Annotated[str | None, typer.Option(help="Token ids, like 1,2,3.", show_default=False)] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="No chat template: the text as it is.")] = False,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Local nodes, one stage each (default 2).")] = None,
-    cluster: Annotated[str | None, typer.Option(help="Run on the nodes of this cluster file.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
-    top_k: Annotated[int, typer.Option(min=0, help="0: off.")] = 0,
-    top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 1.0,
-    min_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="Of the sampler; random when not given.")] = None,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Go on after an end-of-generation token.")
-    ] = False,
-    sample_on: Annotated[
-        str, typer.Option(help="`last-stage` (token ids travel) or `orchestrator` (logits).")
-    ] = "last-stage",
-    logits: Annotated[
-        str | None, typer.Option(help="Write each row of logits (f32) here; needs --sample-on orchestrator.")
+    prompt: Annotated[
+        str | None,
+        typer.Option(help="The user's text.", show_default=False, rich_help_panel=_PROMPT),
     ] = None,
-    prefill_chunk: Annotated[int, typer.Option(min=1, max=4096, help="Prompt tokens per compute step.")] = 32,
-    token_timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds that one token may take, the first with its prompt.")
-    ] = 300.0,
-    pool_timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds to wait for all nodes of a cluster to be there and free.")
-    ] = 60.0,
+    prompt_ids: Annotated[
+        str | None,
+        typer.Option(help="Token ids, like 1,2,3.", show_default=False, rich_help_panel=_PROMPT),
+    ] = None,
+    system: Annotated[
+        str | None,
+        typer.Option(
+            help="A system text in front of the user's.", show_default=False, rich_help_panel=_PROMPT
+        ),
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="No chat template: the text as it is.", rich_help_panel=_PROMPT)
+    ] = False,
+    pre: Annotated[
+        str | None,
+        typer.Option(
+            help="Pre-tokenizer to use in place of the one that the file names.",
+            show_default=False,
+            rich_help_panel=_PROMPT,
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens to generate at most.", rich_help_panel=_ANSWER)
+    ] = 128,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="End the answer before this text; repeatable.", show_default=False, rich_help_panel=_ANSWER
+        ),
+    ] = None,
+    ignore_eos: Annotated[
+        bool,
+        typer.Option("--ignore-eos", help="Go on after an end-of-generation token.", rich_help_panel=_ANSWER),
+    ] = False,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="0 is greedy.", rich_help_panel=_SAMPLING)
+    ] = 0.0,
+    top_k: Annotated[
+        int, typer.Option(min=0, help="Only the K likeliest tokens; 0: off.", rich_help_panel=_SAMPLING)
+    ] = 0,
+    top_p: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=1.0, help="Only the likeliest with this mass; 1: off.", rich_help_panel=_SAMPLING
+        ),
+    ] = 1.0,
+    min_p: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Only within this share of the likeliest; 0: off.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 0.0,
+    repeat_penalty: Annotated[
+        float, typer.Option(help="Weakens tokens seen before; 1: off.", rich_help_panel=_SAMPLING)
+    ] = 1.0,
+    frequency_penalty: Annotated[
+        float, typer.Option(help="Off a logit for each time it was seen.", rich_help_panel=_SAMPLING)
+    ] = 0.0,
+    presence_penalty: Annotated[
+        float, typer.Option(help="Off a logit that was seen at all.", rich_help_panel=_SAMPLING)
+    ] = 0.0,
+    repeat_last_n: Annotated[
+        int,
+        typer.Option(
+            min=-1, help="Tokens that penalties look back on; -1: all, 0: none.", rich_help_panel=_SAMPLING
+        ),
+    ] = 64,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID=VALUE",
+            help="Add to a token's logit, such as 42=-1.5 or 42=-inf; repeatable.",
+            show_default=False,
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=(1 << 64) - 1,
+            help="Of the sampler; random when not given.",
+            show_default=False,
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None,
+    sample_on: Annotated[
+        str,
+        typer.Option(
+            help="`last-stage` (token ids travel) or `orchestrator` (logits).", rich_help_panel=_SAMPLING
+        ),
+    ] = "last-stage",
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Local nodes, one stage each (default 2).", rich_help_panel=_PLACE),
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Run on the nodes of this cluster file.", rich_help_panel=_PLACE)
+    ] = None,
     device: Annotated[
-        str | None, typer.Option(help="Compute device of local nodes, such as CPU or CUDA.")
+        str | None,
+        typer.Option(help="Compute device of local nodes, such as CPU or CUDA.", rich_help_panel=_PLACE),
     ] = None,
     worker_option: Annotated[
         list[str] | None,
-        typer.Option(help="KEY=VALUE for the worker plug-in of local nodes, such as threads=2; repeatable."),
+        typer.Option(
+            help="KEY=VALUE for the worker plug-in of local nodes, such as threads=2; repeatable.",
+            rich_help_panel=_PLACE,
+        ),
+    ] = None,
+    prefill_chunk: Annotated[
+        int, typer.Option(min=1, max=4096, help="Prompt tokens per compute step.", rich_help_panel=_PLACE)
+    ] = 32,
+    token_timeout: Annotated[
+        float,
+        typer.Option(
+            min=0.1,
+            help="Seconds that one token may take, the first with its prompt.",
+            rich_help_panel=_PLACE,
+        ),
+    ] = 300.0,
+    pool_timeout: Annotated[
+        float,
+        typer.Option(
+            min=0.1,
+            help="Seconds to wait for all nodes of a cluster to be there and free.",
+            rich_help_panel=_PLACE,
+        ),
+    ] = 60.0,
+    logits: Annotated[
+        str | None,
+        typer.Option(
+            help="Write each row of logits (f32) here; needs --sample-on orchestrator.",
+            rich_help_panel=_OUTPUT,
+        ),
     ] = None,
     events: Annotated[
-        str | None, typer.Option(help="Write lifecycle events here, one JSON object a line.")
+        str | None,
+        typer.Option(help="Write lifecycle events here, one JSON object a line.", rich_help_panel=_OUTPUT),
     ] = None,
     arena: Arena = None,
     transport: Transport = None,
@@ -128,13 +250,11 @@ def run(
     verbose: Verbose = 0,
 ) -> None:
     """Stream a model's answer through a pipeline of nodes."""
-    from secrets import randbits
-
     from swactor_core.errors import UsageError
-    from swactor_core.plan import SamplingPolicy
 
     from swactor_cli.commands.run import RunOptions
     from swactor_cli.commands.run import run as command
+    from swactor_cli.sampling_options import sampling_policy
 
     _set_up_logging(verbose)
     if sample_on not in ("last-stage", "orchestrator"):
@@ -145,13 +265,27 @@ def run(
         model=model,
         prompt=prompt,
         prompt_ids=prompt_ids,
+        system=system,
         raw=raw,
+        pre=pre,
         nodes=nodes,
         cluster=cluster,
         max_tokens=max_tokens,
-        sampling=SamplingPolicy(temperature, randbits(32) if seed is None else seed, top_k, top_p, min_p),
+        sampling=sampling_policy(
+            temperature=temperature,
+            seed=seed,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repeat_penalty=repeat_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            repeat_last_n=repeat_last_n,
+            logit_bias=logit_bias or (),
+        ),
         sample_on_orchestrator=sample_on == "orchestrator",
         ignore_eos=ignore_eos,
+        stops=tuple(stop or ()),
         prefill_chunk=prefill_chunk,
         token_timeout=token_timeout,
         pool_timeout=pool_timeout,
@@ -228,6 +362,7 @@ def plan(
     cluster: Cluster = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 32,
+    prefill_chunk: Annotated[int, typer.Option(min=1, max=4096, help="Prompt tokens per compute step.")] = 32,
     loader: Loader = None,
     json_lines: Json = False,
 ) -> None:
@@ -244,6 +379,7 @@ def plan(
         cluster=cluster,
         max_tokens=max_tokens,
         prompt_tokens=prompt_tokens,
+        prefill_chunk=prefill_chunk,
         plugins={"loader": loader},
     )
     raise typer.Exit(command(options, Output(json_lines=json_lines)))

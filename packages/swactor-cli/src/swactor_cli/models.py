@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from swactor_core.errors import UsageError
 from swactor_core.spi.loader import Loader, Model, Tokenizer
 
 from swactor_cli.output import Output
@@ -30,6 +31,10 @@ def open_model(loader: Loader, name: str, output: Output) -> tuple[str, Model]:
     return path, loader.open(path)
 
 
-def tokenizer_of(model: Model) -> Tokenizer | None:
-    """None for a model without vocabulary. Raises ModelError for a vocabulary that is not supported."""
-    return model.tokenizer() if model.facts.has_vocabulary else None
+def tokenizer_of(model: Model, pre: str | None = None) -> Tokenizer | None:
+    """None for a model without vocabulary; `pre` as in the model's `tokenizer`, which says what is raised."""
+    if model.facts.has_vocabulary:
+        return model.tokenizer(pre=pre)
+    if pre is not None:
+        raise UsageError("--pre was given, and the model has no vocabulary", hint="leave --pre out")
+    return None

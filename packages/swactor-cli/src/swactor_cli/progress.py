@@ -12,8 +12,8 @@ from swactor_core.machines.pool import ReportPool
 from swactor_core.machines.run_effects import RunState
 from swactor_core.messages import StageProgress
 from swactor_core.orchestrator.orchestrator import RunListener
-from swactor_core.spi.loader import TextStream
 
+from swactor_cli.answer import Answer
 from swactor_cli.output import Output, OutputLost
 
 PHASES = {
@@ -31,13 +31,14 @@ STATES = {
 
 
 class Display(RunListener):
-    """`stream` turns ids into text; without one (a model without vocabulary) ids are shown as numbers.
+    """Shows an answer and everything before it.
 
     When stdout cannot be written any more, `lost` says why and `stop` is called once: nobody reads on."""
 
-    def __init__(self, output: Output, stream: TextStream | None) -> None:
+    def __init__(self, output: Output, answer: Answer) -> None:
         self._output = output
-        self._stream = stream
+        self._answer = answer
+        self._certain = ""
         self.text = ""
         self.lost: OutputLost | None = None
         self.stop: Callable[[], None] = lambda: None
@@ -89,13 +90,13 @@ class Display(RunListener):
         note = PHASES.get(progress.phase, progress.phase)
         self._bars.update(bar, total=progress.total or None, completed=progress.done, note=note)
 
+    def enough(self, token_id: int) -> bool:
+        self._certain = self._answer.push(token_id)
+        return self._answer.stopped
+
     def token(self, sequence: int, token_id: int) -> None:
         self._end_bars()
-        text = (
-            self._stream.push(token_id)
-            if self._stream is not None
-            else f"{' ' if sequence else ''}{token_id}"
-        )
+        text, self._certain = self._certain, ""
         self.text += text
         if self.lost is not None:
             return
@@ -109,9 +110,9 @@ class Display(RunListener):
             self.stop()
 
     def finish(self) -> None:
-        """Writes what a cut-off character left over, and ends the line. Raises OutputLost."""
+        """Writes what was held back, and ends the line. Raises OutputLost."""
         self._end_bars()
-        rest = self._stream.finish() if self._stream is not None else ""
+        rest = self._answer.finish()
         self.text += rest
         if self.lost is not None:
             raise self.lost

@@ -1,16 +1,16 @@
 """Messages to JSON objects and back: one object a line (worker) or a frame (control).
 
 The border where untrusted JSON becomes typed data: unknown types, unknown shapes and wrong values raise
-CodecError and nothing else. Payload bytes never pass here.
+CodecError and nothing else. Payload bytes never pass here: payload isolation (spec sections 28 and 39).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+from pydantic_core import from_json
 
 MAX_LINE = 4 * 1024 * 1024
 
@@ -31,7 +31,7 @@ class MessageCodec:
         adapter = self._adapters.get(name)
         if adapter is None:
             raise CodecError(f"{name} does not cross this border")
-        body = adapter.dump_json(message)
+        body = adapter.serializer.to_json(message)
         head = b'{"type":"' + name.encode() + b'"'
         return head + (b"}" if body == b"{}" else b"," + body[1:])
 
@@ -40,15 +40,15 @@ class MessageCodec:
         if len(data) > MAX_LINE:
             raise CodecError(f"message of {len(data)} bytes, at most {MAX_LINE}")
         try:
-            fields = json.loads(data)
-        except (ValueError, RecursionError) as error:
+            fields = from_json(data)
+        except ValueError as error:
             raise CodecError(f"not JSON: {error}") from None
         name = fields.pop("type", None) if isinstance(fields, dict) else None
         adapter = self._adapters.get(name) if isinstance(name, str) else None
         if adapter is None:
             raise CodecError(f"unknown message type {name!r}")
         try:
-            return adapter.validate_python(fields)
+            return adapter.validator.validate_python(fields)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(str(p) for p in first["loc"])

@@ -40,6 +40,7 @@ class EventName(StrEnum):
     STOP_RUN_SENT = "stop_run_sent"
     STAGE_FAULTED = "stage_faulted"
     STAGE_STOPPED = "stage_stopped"
+    TEARDOWN_TIMED_OUT = "teardown_timed_out"
     RUN_TORN_DOWN = "run_torn_down"
     RING_LEASED = "ring_leased"
     RING_RELEASED = "ring_released"

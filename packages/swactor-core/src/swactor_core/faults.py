@@ -13,6 +13,8 @@ from swactor_core.ids import EdgeId, NodeId, RingId, StageIndex, node_hex
 
 
 class RingFaultReason(StrEnum):
+    """Ring faults (spec section 37)."""
+
     UNSUPPORTED_RING_VERSION = "UnsupportedRingVersion"
     RING_LAYOUT_INVALID = "RingLayoutInvalid"
     RING_STATE_INVALID = "RingStateInvalid"
@@ -26,6 +28,8 @@ class RingFaultReason(StrEnum):
 
 
 class ObjectFailure(StrEnum):
+    """Object failures (spec section 37)."""
+
     HEADER_MALFORMED = "HeaderMalformed"
     UNSUPPORTED_OBJECT_VERSION = "UnsupportedObjectVersion"
     EXTENT_EXCEEDS_MAX = "ExtentExceedsMax"
@@ -37,6 +41,8 @@ class ObjectFailure(StrEnum):
 
 
 class StepFailure(StrEnum):
+    """Step failures (spec section 37)."""
+
     ROLE_UNAVAILABLE = "RoleUnavailable"
     INVALID_INPUT_HANDLE = "InvalidInputHandle"
     INVALID_OUTPUT_RING = "InvalidOutputRing"
@@ -49,6 +55,8 @@ class StepFailure(StrEnum):
 
 
 class WorkerFatalReason(StrEnum):
+    """Worker fatal reasons (spec section 37)."""
+
     ARENA_MAP_FAILED = "ArenaMapFailed"
     RING_HELPER_ABI_MISMATCH = "RingHelperAbiMismatch"
     BACKEND_INIT_FAILED = "BackendInitFailed"
@@ -83,6 +91,7 @@ class ModelFailure(StrEnum):
     MALFORMED = "ModelMalformed"
     PARTS_INVALID = "ModelPartsInvalid"
     DIFFERENT_FILE = "ModelDifferentFile"
+    PLAN_DIFFERS = "ModelPlanDiffers"
 
 
 class ReleaseFailure(StrEnum):
@@ -91,12 +100,16 @@ class ReleaseFailure(StrEnum):
 
 
 class UninstallReason(StrEnum):
+    """Other control reasons (spec section 37)."""
+
     EDGE_STOPPED = "EdgeStopped"
     RING_FAULTED = "RingFaulted"
     WORKER_SHUTDOWN = "WorkerShutdown"
 
 
 class WorkerStoppedReason(StrEnum):
+    """Other control reasons (spec section 37)."""
+
     GRACEFUL = "Graceful"
     ABORT_IN_FLIGHT = "AbortInFlight"
     FATAL = "Fatal"

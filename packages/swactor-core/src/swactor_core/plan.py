@@ -7,7 +7,7 @@ and tensor positions are the loader's (`spi/loader.py`); the plan carries only w
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from swactor_core.ids import EdgeId, NodeId, RunId, StageIndex
@@ -38,13 +38,34 @@ class SamplingPlace(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingPolicy:
-    """Temperature 0 is greedy, ties to the lowest id; otherwise softmax sampling from `seed`."""
+    """How a row of logits becomes a token; `sampling.py` says in which order.
+
+    Temperature 0 is greedy, ties to the lowest id; otherwise softmax sampling from `seed`. The penalties see
+    the last `repeat_last_n` tokens of prompt and answer, 0 none and -1 all; `history` is the part of the
+    prompt that they see (`after`). `logit_bias` holds (token id, what is added to its logit)."""
 
     temperature: float = 0.0
     seed: int = 0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repeat_last_n: int = 64
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    history: tuple[int, ...] = ()
+
+    @property
+    def penalises(self) -> bool:
+        """Whether what came before has any weight."""
+        strengths = (self.repeat_penalty - 1.0, self.frequency_penalty, self.presence_penalty)
+        return self.repeat_last_n != 0 and any(strengths)
+
+    def after(self, prompt: tuple[int, ...]) -> SamplingPolicy:
+        """The policy of a run with that prompt: whoever samples need not know the prompt otherwise."""
+        start = max(len(prompt) - self.repeat_last_n, 0) if self.repeat_last_n >= 0 else 0
+        return replace(self, history=prompt[start:] if self.penalises else ())
 
 
 class TokenOutputPolicy(StrEnum):

@@ -67,16 +67,28 @@ def _check_runtime(plan: RunPlan) -> None:
         len(prompt) + plan.max_tokens - 1 <= model.max_seq_len,
         f"{len(prompt)} prompt and {plan.max_tokens} further tokens exceed max_seq_len {model.max_seq_len}",
     )
-    _check_sampling(plan.runtime.sampling)
+    _check_sampling(plan.runtime.sampling, model.vocab_size)
 
 
-def _check_sampling(policy: SamplingPolicy) -> None:
+def _check_sampling(policy: SamplingPolicy, vocab_size: int) -> None:
+    biased = [token for token, _ in policy.logit_bias]
+    outside = [token for token in (*biased, *policy.history) if not 0 <= token < vocab_size]
     for holds, violation in (
         (isfinite(policy.temperature) and policy.temperature >= 0, f"temperature is {policy.temperature}"),
         (0 <= policy.seed < _U64, f"seed {policy.seed} is not of 64 bits"),
         (policy.top_k >= 0, f"top_k is {policy.top_k}"),
         (0 < policy.top_p <= 1, f"top_p is {policy.top_p}, not above 0 and at most 1"),
         (0 <= policy.min_p <= 1, f"min_p is {policy.min_p}, not in 0 to 1"),
+        (
+            isfinite(policy.repeat_penalty) and policy.repeat_penalty > 0,
+            f"repeat_penalty is {policy.repeat_penalty}, not above 0",
+        ),
+        (isfinite(policy.frequency_penalty), f"frequency_penalty is {policy.frequency_penalty}"),
+        (isfinite(policy.presence_penalty), f"presence_penalty is {policy.presence_penalty}"),
+        (policy.repeat_last_n >= -1, f"repeat_last_n is {policy.repeat_last_n}, not -1 or more"),
+        (all(isfinite(bias) for _, bias in policy.logit_bias), "a logit bias is not a number"),
+        (len(set(biased)) == len(biased), "logit_bias names a token twice"),
+        (not outside, f"the sampling policy has ids outside the vocabulary of {vocab_size}: {outside[:3]}"),
     ):
         _require(holds, violation, hint="change the sampling options")
 

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from swactor_core.errors import UsageError
 from swactor_core.ids import EdgeId, NodeId, RunId, StageIndex, node_hex
+from swactor_core.memory import StageMemory, scratch_bytes, spare_rows
 from swactor_core.plan import (
     EdgeEndpoint,
     EdgeKind,
@@ -38,7 +39,15 @@ from swactor_core.specs import (
 )
 from swactor_core.spi.loader import ModelFacts
 
-__all__ = ["EdgeIdAllocator", "NodeCapacity", "RuntimeChoices", "partition", "plan_run", "validate_plan"]
+__all__ = [
+    "EdgeIdAllocator",
+    "NodeCapacity",
+    "RuntimeChoices",
+    "partition",
+    "plan_run",
+    "stage_memory",
+    "validate_plan",
+]
 
 TOKEN_BYTES = 4
 LOGIT_BYTES = 4
@@ -59,7 +68,8 @@ class NodeCapacity:
 class RuntimeChoices:
     """What the operator chose for one run. `prompt` and `end_of_generation` are token ids;
     `dtype_family` and `dtype_width_bytes` are of activations on the wire; `ring_capacity` in bytes, of
-    every edge, None for a default by object size."""
+    every edge, None for a default by object size; `prefill_chunk` in rows of one step, None to leave a
+    stage's scratch out of its memory."""
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -69,6 +79,7 @@ class RuntimeChoices:
     dtype_family: DTypeFamily = DTypeFamily.FLOAT
     dtype_width_bytes: int = 4
     ring_capacity: int | None = None
+    prefill_chunk: int | None = None
 
 
 class EdgeIdAllocator:
@@ -104,7 +115,7 @@ def plan_run(
     max_seq_len = min(prompt + choices.max_tokens, facts.context_length)
     # The last token is never fed back, so it needs no place in the context.
     max_tokens = min(choices.max_tokens, max_seq_len - prompt + 1)
-    starts = partition(inventory, facts, max_seq_len=max_seq_len)
+    starts = partition(inventory, facts, max_seq_len=max_seq_len, prefill_chunk=choices.prefill_chunk)
     edges = _edges(inventory, facts, choices, max_seq_len, run_id, orchestrator, edge_ids)
     stages = tuple(
         StagePlan(
@@ -131,7 +142,7 @@ def plan_run(
         max_seq_len=max_seq_len,
         end_of_generation=tuple(sorted(set(choices.end_of_generation))),
     )
-    runtime = RuntimePlan(choices.prompt, choices.sampling, choices.token_output_policy)
+    runtime = RuntimePlan(choices.prompt, choices.sampling.after(choices.prompt), choices.token_output_policy)
     plan = RunPlan(run_id, model, runtime, stages, edges, max_tokens)
     validate_plan(plan)
     return plan
@@ -167,18 +178,35 @@ class _Costs:
     """Bytes of stages. `stored(s, a, b)` is of stage s with layers [a, b): its blocks, the embedding on the
     first stage, the head on the last; a tied table that one stage uses for both lies there once."""
 
-    def __init__(self, inventory: Sequence[NodeCapacity], facts: ModelFacts, max_seq_len: int) -> None:
+    def __init__(
+        self,
+        inventory: Sequence[NodeCapacity],
+        facts: ModelFacts,
+        max_seq_len: int,
+        prefill_chunk: int | None,
+    ) -> None:
         self.memory = [node.memory_bytes for node in inventory]
         self._last = len(inventory) - 1
         self._facts = facts
         self._layers = [0, *accumulate(facts.layer_bytes)]
         self._kv = [0, *accumulate(per_token * max_seq_len for per_token in facts.kv_bytes_per_token)]
+        self._max_seq_len, self._prefill_chunk = max_seq_len, prefill_chunk
+        self._scratch = [
+            0
+            if prefill_chunk is None
+            else scratch_bytes(facts, max_seq_len=max_seq_len, prefill_chunk=prefill_chunk, last=last)
+            for last in (False, True)
+        ]
         declared = [memory for memory in self.memory if memory is not None]
         average = max(sum(declared) // len(declared), 1) if declared else 1
         shares = [average if memory is None else memory for memory in self.memory]
         # Integers in the ratio of one over the share: loads compare exactly, without rounding.
         whole = lcm(*shares)
         self._weight = [whole // share for share in shares]
+
+    @property
+    def counts_scratch(self) -> bool:
+        return self._prefill_chunk is not None
 
     def stored(self, stage: int, start: int, end: int) -> int:
         total = self._layers[end] - self._layers[start]
@@ -195,15 +223,28 @@ class _Costs:
         return self.stored(stage, start, end) * self._weight[stage]
 
     def need(self, stage: int, start: int, end: int) -> int:
-        """What must lie in the node's memory: weights and the KV cache of the whole run."""
-        return self.stored(stage, start, end) + self._kv[end] - self._kv[start]
+        """What must lie in the node's memory: weights, the KV cache of the whole run, and scratch."""
+        return self.memory_of(stage, start, end).total
+
+    def memory_of(self, stage: int, start: int, end: int) -> StageMemory:
+        kv, scratch = self._kv[end] - self._kv[start], 0
+        if (chunk := self._prefill_chunk) is not None:
+            places = self._max_seq_len
+            scratch = kv * spare_rows(places, chunk) // places + self._scratch[stage == self._last]
+        return StageMemory(self.stored(stage, start, end), kv, scratch)
 
     def fits(self, stage: int, start: int, end: int) -> bool:
         memory = self.memory[stage]
         return memory is None or self.need(stage, start, end) <= memory
 
 
-def partition(inventory: Sequence[NodeCapacity], facts: ModelFacts, *, max_seq_len: int) -> tuple[int, ...]:
+def partition(
+    inventory: Sequence[NodeCapacity],
+    facts: ModelFacts,
+    *,
+    max_seq_len: int,
+    prefill_chunk: int | None = None,
+) -> tuple[int, ...]:
     """The bounds 0 = b0 < b1 < … < bn = num_layers of the stages' layer ranges, stage i on node i.
 
     Of all partitions that fit the declared memories, one with the least greatest load (stored bytes over
@@ -226,11 +267,20 @@ def partition(inventory: Sequence[NodeCapacity], facts: ModelFacts, *, max_seq_l
                 f"node {node_hex(node.node_id)} declares {node.memory_bytes} bytes of memory",
                 hint="declare what it has, or nothing",
             )
-    costs = _Costs(inventory, facts, max_seq_len)
+    costs = _Costs(inventory, facts, max_seq_len, prefill_chunk)
     best = _best_bounds(costs, stages, layers, fit=True)
     if best is None:
         _refuse(costs, inventory, _best_bounds(costs, stages, layers, fit=False))
     return best
+
+
+def stage_memory(
+    plan: RunPlan, facts: ModelFacts, *, prefill_chunk: int | None = None
+) -> tuple[StageMemory, ...]:
+    """What each stage of `plan` holds in its node's memory, as `partition` counts it."""
+    inventory = [NodeCapacity(stage.node_id) for stage in plan.stages]
+    costs = _Costs(inventory, facts, plan.model.max_seq_len, prefill_chunk)
+    return tuple(costs.memory_of(s.stage_index, s.layer_start, s.layer_end_exclusive) for s in plan.stages)
 
 
 def _best_bounds(costs: _Costs, stages: int, layers: int, *, fit: bool) -> tuple[int, ...] | None:
@@ -283,9 +333,10 @@ def _refuse(costs: _Costs, inventory: Sequence[NodeCapacity], bounds: tuple[int,
         if memory is not None and (need := costs.need(stage, start, end)) > memory:
             lacking.append((need - memory, stage, start, end, need, memory))
     _, stage, start, end, need, memory = max(lacking)
+    held = "weights, KV cache and scratch" if costs.counts_scratch else "weights and KV cache"
     raise UsageError(
         f"the model does not fit: stage {stage} on node {node_hex(inventory[stage].node_id)} with layers "
-        f"[{start}, {end}) needs {need} bytes for weights and KV cache and has {memory}",
+        f"[{start}, {end}) needs {need} bytes for {held} and has {memory}",
         hint="add nodes, take a smaller quantisation, or ask for fewer tokens",
     )
 

@@ -38,6 +38,7 @@ MAX_KEY_BYTES = 1 << 16
 MAX_NAME_BYTES = 63  # ggml keeps 64 with the closing zero
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 20
+MAX_REMOTE_HEADER = 1 << 28  # what a server may make its reader fetch before it has shown a tensor
 MAX_STRINGS = 1 << 24  # all string arrays of a file together: bounds the time of an open
 
 _MIN_KEY_RECORD = 8 + 1 + 4 + 1  # key length, one byte of key, type, one byte of value
@@ -177,6 +178,8 @@ class GgufIndex:
     def _need(self, end: int) -> None:
         """Waits for the bytes before `end` of a file that is on its way."""
         if self._contents is not None:
+            if end > MAX_REMOTE_HEADER:
+                self.fail(f"the header goes beyond {MAX_REMOTE_HEADER >> 20} MiB", self._position)
             self._readable = self._contents.need(end)
 
     def _u32(self, field: str) -> int:

@@ -5,10 +5,9 @@ Knows nothing but its two halves, `sources` and `model`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from swactor_core.spi.loader import Model
 
+from swactor_loader_gguf.cache import Progress, silent
 from swactor_loader_gguf.model import GgufModel
 from swactor_loader_gguf.sources import open_files, resolve
 
@@ -16,8 +15,8 @@ from swactor_loader_gguf.sources import open_files, resolve
 class GgufLoader:
     """Implements `swactor_core.spi.loader.Loader`."""
 
-    def resolve(self, name: str, progress: Callable[[int, int], None] | None = None) -> str:
+    def resolve(self, name: str, progress: Progress | None = None) -> str:
         return resolve(name, progress=progress)
 
-    def open(self, name: str) -> Model:
-        return GgufModel(name, open_files(name))
+    def open(self, name: str, progress: Progress | None = None) -> Model:
+        return GgufModel(name, open_files(name, progress or silent))

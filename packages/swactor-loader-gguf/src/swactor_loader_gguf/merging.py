@@ -93,13 +93,13 @@ def _bpe_model(index: GgufIndex, everything: dict[str, int], ids: dict[str, int]
 
 def _merges(index: GgufIndex) -> list[tuple[str, str]]:
     merges = []
-    for number, raw in enumerate(index.strings(PREFIX + "merges")):
-        text = raw.decode("utf-8", "replace")
+    texts = [raw.decode("utf-8", "replace") for raw in index.strings(PREFIX + "merges")]
+    for number, text in enumerate(texts):
         # A token may begin with a space: the separator is the first one after position 0.
-        cut = text.find(" ", 1)
-        if cut < 0:
+        left, space, right = text[1:].partition(" ")
+        if not space:
             _bad_merge(index, number)
-        merges.append((text[:cut], text[cut + 1 :]))
+        merges.append((text[0] + left, right))
     return merges
 
 

@@ -40,6 +40,7 @@ class GgufModel:
     def __init__(self, path: str, files: ModelFiles | None = None) -> None:
         self.files = files or ModelFiles(path)
         self.index = self.files.first
+        self._tokenizers: dict[str | None, Tokenizer] = {}
 
     def close(self) -> None:
         self.files.close()
@@ -228,11 +229,9 @@ class GgufModel:
             tensor.name, tensor.ggml_type, kind, tensor.dims, tensor.path, tensor.offset, tensor.nbytes
         )
 
-    def tokenizer(self) -> Tokenizer:
-        return self._tokenizer
-
-    @cached_property
-    def _tokenizer(self) -> Tokenizer:
+    def tokenizer(self, *, pre: str | None = None) -> Tokenizer:
         from swactor_loader_gguf.tokenizer import GgufTokenizer
 
-        return GgufTokenizer(self.index)
+        if pre not in self._tokenizers:
+            self._tokenizers[pre] = GgufTokenizer(self.index, pre=pre)
+        return self._tokenizers[pre]

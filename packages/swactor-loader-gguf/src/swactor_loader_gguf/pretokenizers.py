@@ -46,7 +46,9 @@ _LEAD = r"[^\r\n\p{L}\p{N}]?"
 _NOT_LOWER, _NOT_UPPER = r"[\p{L}&&[^a-z]]", r"[\p{L}&&[^A-Z]]"
 _MARKED_NOT_LOWER, _MARKED_NOT_UPPER = r"[\p{L}\p{M}&&[^a-z]]", r"[\p{L}\p{M}&&[^A-Z]]"
 _SIGNS_SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
-_GROUPED_FROM_RIGHT = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+# Threes from the right, the first group with the text in front of it. Only that one looks ahead, and text
+# without digits matches at once: else the time would grow with the square of the text.
+_GROUPED_FROM_RIGHT = r"(?<=\p{N})\p{N}{3}|\P{N}*+\p{N}{1,3}(?=(?:\p{N}{3})*+(?!\p{N}))|\P{N}+"
 _LINES = r"[^\n]+|[\n]+"
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 

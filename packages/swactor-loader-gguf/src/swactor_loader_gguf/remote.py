@@ -35,13 +35,14 @@ _HASH_BLOCK = 4 << 20
 class RemoteFile:
     """The content that `web` has now. Implements `index.Contents`. Raises ModelError when it cannot be had.
 
-    `path` is a file of the whole size, of which only fetched ranges hold what they should.
+    `path` is a file of the whole size, of which only fetched ranges hold what they should; `header_progress`
+    hears of what `need` fetches.
     """
 
-    def __init__(self, web: WebFile) -> None:
-        self._web = web
+    def __init__(self, web: WebFile, header_progress: Progress = silent) -> None:
+        self._web, self._header_progress = web, header_progress
         try:
-            identity = web.probe()
+            identity = web.probe(lambda: header_progress(0, 0))
             folder = cache_directory() / "remote" / _key(web, identity)
             self._sparse = SparseFile(folder, _file_name(web.url), identity.size)
         except BaseException:
@@ -61,7 +62,7 @@ class RemoteFile:
         here = self._sparse.present.prefix()
         if here < min(end, self.size):
             here = min(max(end, here + max(_HEAD_STEP, here // 4) if here else _HEAD_BYTES), self.size)
-            self.fetch([(0, here)])
+            self.fetch([(0, here)], self._header_progress)
         return self._sparse.present.prefix()
 
     def missing(self, ranges: list[Range]) -> int:

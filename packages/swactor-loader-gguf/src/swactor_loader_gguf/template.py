@@ -53,7 +53,7 @@ class ChatTemplate:
         """The prompt for `messages`, with the generation prompt. Each message has `role` and `content`.
 
         Raises UsageError for malformed messages, ModelError for a template that is too long, fails, exceeds
-        its bounds, or transforms contents.
+        its bounds, transforms contents, or leaves a system text out.
         """
         _check(messages)
         if len(self.source) > MAX_TEMPLATE:
@@ -65,6 +65,7 @@ class ChatTemplate:
         contents = _ranges(marked_text, opening, closing)
         if contents is None or marked_text.replace(opening, "").replace(closing, "") != plain_text:
             raise ModelError("the chat template transforms message contents", hint=_HINT)
+        _check_system(messages, [plain_text[start:end] for start, end in contents])
         return Rendered(plain_text, contents)
 
     def _run(self, variants: list[list[dict[str, str]]], moment: datetime) -> tuple[str, str]:
@@ -104,6 +105,8 @@ class ChatTemplate:
 
 def _last_words(done: subprocess.CompletedProcess[bytes]) -> str:
     """Why the process ended: the signal of a limit, or the last line that it wrote."""
+    if done.returncode == -signal.SIGXCPU:
+        return f"more than {CPU_SECONDS} s of processor time"
     if done.returncode < 0:
         return f"stopped by {signal.Signals(-done.returncode).name}"
     lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit {done.returncode}"]
@@ -125,6 +128,16 @@ def _check(messages: Sequence[dict[str, str]]) -> None:
         raise UsageError(
             f"the messages have {total} characters, more than {MAX_CONTENTS}", hint="shorten them"
         )
+
+
+def _check_system(messages: Sequence[dict[str, str]], shown: list[str]) -> None:
+    """A template that knows no system text must not drop it in silence: the answer would ignore it."""
+    for message in messages:
+        text = message["content"].strip()
+        if message["role"] == "system" and text and not any(len(part) == len(text) for part in shown):
+            raise ModelError(
+                "the chat template leaves out the system text", hint="put it into the user's text instead"
+            )
 
 
 def _marks(source: str, messages: Sequence[dict[str, str]]) -> tuple[str, str]:

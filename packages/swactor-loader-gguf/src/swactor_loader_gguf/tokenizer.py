@@ -71,6 +71,10 @@ class GgufTokenizer:
         return self._vocabulary.end_of_generation
 
     @property
+    def suppressed(self) -> frozenset[int]:
+        return self._vocabulary.suppressed
+
+    @property
     def has_chat_template(self) -> bool:
         return self._template is not None
 

@@ -83,7 +83,8 @@ class TokenType(IntEnum):
 class Vocabulary:
     """`pre` is None for SPM. `types` has the repairs that `end_of_generation` needed. `printed` are control
     tokens whose text belongs to the answer; `strips_right` are special tokens that swallow the white space
-    behind them. Ids are indices of `texts`; special ones that lie outside of it are None."""
+    behind them; `suppressed` are never to be sampled. Ids are indices of `texts`; special ones that lie
+    outside of it are None."""
 
     kind: VocabularyKind
     pre: PreTokenizer | None
@@ -99,6 +100,7 @@ class Vocabulary:
     end_of_generation: frozenset[int]
     printed: frozenset[int]
     strips_right: frozenset[int]
+    suppressed: frozenset[int]
 
 
 def read_vocabulary(index: GgufIndex, pre_name: str | None = None) -> Vocabulary:
@@ -140,6 +142,7 @@ def read_vocabulary(index: GgufIndex, pre_name: str | None = None) -> Vocabulary
         end_of_generation=ends,
         printed=printed,
         strips_right=_strips_right(index, types, ids),
+        suppressed=_suppressed(index, len(texts)),
     )
 
 
@@ -258,3 +261,9 @@ def _strips_right(index: GgufIndex, types: list[int], ids: dict[str, int]) -> fr
     found = {number for number, kind in enumerate(types) if kind in special}
     found |= {ids[text] for text in ("</s>",) if text in ids}
     return frozenset(found - {ids[text] for text in ("<unk>", "<s>", "<|endoftext|>") if text in ids})
+
+
+def _suppressed(index: GgufIndex, count: int) -> frozenset[int]:
+    entry = index.array(PREFIX + "suppress_tokens", (ValueType.INT32,))
+    listed = () if entry is None else index.numbers(entry)
+    return frozenset(int(number) for number in listed if 0 <= number < count)

@@ -1,4 +1,4 @@
-"""One participant of the membership protocol, without sockets or clocks: events in, actions out.
+"""One participant of membership (spec section 9), without sockets or clocks: events in, actions out.
 
 SWIM (Das, Gupta, Motivala 2002) with suspicion, the Lifeguard extensions that matter to small clusters
 (Dadgar, Phillips, Currey 2018: suspicion that shortens with confirmations, the suspect is told first, a

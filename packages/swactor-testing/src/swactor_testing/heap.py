@@ -19,6 +19,9 @@ VERSION = 1
 ABI = 1
 READABLE_PENDING = 1
 WRITABLE_PENDING = 2
+POISON = b"\xdd"
+
+_MAP_NORESERVE = 0x4000  # Linux; Python names it from 3.13 on
 
 # magic, version, header_len, ring_id, capacity, commit, consume, state, wake (spec section 20)
 _HEADER = struct.Struct("<IHHQQQQII")
@@ -163,10 +166,12 @@ class HeapArena:
         """Raises ResourceError."""
         # Private pages come with their first use: an arena is reserved larger than it is ever filled.
         try:
-            self.memory = mmap.mmap(-1, ceiling, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except OSError as error:
-            raise ResourceError(f"an arena of {ceiling} bytes: {error.strerror}") from None
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+            self.memory = mmap.mmap(-1, ceiling, flags=flags)
+        except (OSError, OverflowError) as error:
+            raise ResourceError(f"an arena of {ceiling} bytes: {error}") from None
         self._view = memoryview(self.memory)
+        self._poisoned: list[tuple[int, int]] = []
 
     @property
     def ceiling(self) -> int:
@@ -177,8 +182,10 @@ class HeapArena:
         return -1
 
     def create_ring(self, layout: RingLayout) -> HeapRing:
-        """Raises RingError for a layout outside the arena."""
+        """Raises RingError for a layout outside the arena, AssertionError when somebody wrote into the range
+        after its release: that is a defect of the host, and no run may go on with it."""
         self._check_range(layout)
+        self._take_poison(layout.arena_offset, layout.arena_offset + layout.total_len)
         fields = (MAGIC, VERSION, RING_HEADER_BYTES, layout.ring_id, layout.data_capacity)
         _HEADER.pack_into(self._view, layout.header_offset, *fields, 0, 0, RingState.OPEN, 0)
         return HeapRing(self._view, layout)
@@ -189,10 +196,23 @@ class HeapArena:
         return HeapRing(self._view, layout)
 
     def discard(self, offset: int, length: int) -> None:
-        """Overwrites the range, so that a reader of released bytes is noticed."""
+        """Poisons the range: a reader of released bytes is noticed, a writer at the range's next use."""
         if offset < 0 or length <= 0 or offset + length > self.ceiling:
             raise UsageError(f"no range of {length} bytes at {offset} in an arena of {self.ceiling}")
-        self._view[offset : offset + length] = b"\xdd" * length
+        self._view[offset : offset + length] = POISON * length
+        self._poisoned.append((offset, offset + length))
+
+    def _take_poison(self, begin: int, end: int) -> None:
+        left = []
+        for first, last in self._poisoned:
+            low, high = max(first, begin), min(last, end)
+            if low < high:
+                whole = self._view[low:high] == POISON * (high - low)
+                assert whole, f"somebody wrote between {low} and {high} after the range was released"
+                left += [(first, low), (high, last)]
+            else:
+                left.append((first, last))
+        self._poisoned = [(first, last) for first, last in left if first < last]
 
     def close(self) -> None:
         """Idempotent. The memory goes with the last reference."""

@@ -44,11 +44,12 @@ def step_or_refuse(machine: Machine[Any], event: object, now: float = 0.0) -> tu
 @dataclass(frozen=True)
 class Script:
     """`make` gives a fresh machine; a scenario is the steps from there, each with the actions it must give,
-    and the state in which they end. `examples` are events for rows that ignore them, where the plainest
-    event of the type is not what is meant."""
+    and the state in which they end. `late` states, by state, the events that are expected there and change
+    nothing; `examples` are events for these, where the plainest event of the type is not what is meant."""
 
     make: Callable[[], Machine[Any]]
     scenarios: Mapping[str, tuple[Steps, StrEnum]]
+    late: Mapping[StrEnum, Sequence[type[Any]]] = field(default_factory=dict)
     examples: Mapping[type[Any], object] = field(default_factory=dict)
 
     @property
@@ -65,9 +66,17 @@ class Script:
         return machine
 
     def reach(self, state: StrEnum) -> Machine[Any]:
-        """A machine in `state`, by the first scenario that ends there."""
-        name = next(name for name, (_, end) in self.scenarios.items() if end is state)
-        return self.play(name)
+        """A machine in `state`, by the first scenario that ends there, or else that comes through there."""
+        for name, (_, end) in self.scenarios.items():
+            if end is state:
+                return self.play(name)
+        for steps, _ in self.scenarios.values():
+            machine = self.make()
+            for event, _ in steps:
+                if machine.state is state:
+                    return machine
+                machine.step(event, 0.0)
+        raise LookupError(f"no scenario of {self.machine.NAME} comes to {state}")
 
     def somewhere(self, data: DataObject, check: Check | None = None) -> Machine[Any]:
         """A machine in any state that a scenario comes through, for a walk from there."""
@@ -80,10 +89,8 @@ class Script:
         return machine
 
     def ignored(self) -> list[tuple[StrEnum, type[Any]]]:
-        """The rows that say: expected here, changes nothing; of states in which a scenario ends."""
-        reached = {end for _, end in self.scenarios.values()}
-        rows = [row for row in self.machine.TABLE if row.source in reached]
-        return [(r.source, r.event) for r in rows if r.handler is None and r.targets == (r.source,)]
+        """What `late` states, pair by pair. It is never read from the table, which must agree with it."""
+        return [(state, event) for state, events in self.late.items() for event in events]
 
     def play_ignored(self, state: StrEnum, event: type[Any]) -> None:
         machine = self.reach(state)

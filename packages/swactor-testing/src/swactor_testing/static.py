@@ -60,13 +60,18 @@ class StaticCluster:
                 participant.see(member)
 
     def join(self, participant: StaticMembership, member: Member) -> None:
-        """Everybody sees the newcomer, it sees everybody. Raises ConfigError for a name that is taken."""
+        """Everybody sees the newcomer, it sees everybody; a former life of a known member nobody sees.
+        Raises ConfigError for a name that is taken."""
         taken = next((m for m in self._members.values() if m.name == member.name), None)
         if taken is not None and taken.node_id != member.node_id and taken.node_id in self._participants:
             raise ConfigError(
                 f"two participants of the cluster {self.cluster_id!r} are called {member.name!r}",
                 hint="give each a name of its own",
             )
+        former = self._members.get(member.node_id)
+        if former is not None and former.epoch > member.epoch:
+            log.error("%r of epoch %d is over: epoch %d is known", member.name, member.epoch, former.epoch)
+            return
         for other in self._members.values():
             if other.node_id != member.node_id:
                 participant.see(other)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import PurePosixPath
 
-from swactor_core.errors import ModelError
+from swactor_core.errors import ModelError, UsageError
 from swactor_core.spi.loader import ModelFacts, StageManifest
 
 ARCHITECTURE = "synthetic"
@@ -29,6 +29,7 @@ class SyntheticTokenizer:
     prompt. END ends generation; neither stands for text."""
 
     has_chat_template = False
+    suppressed: frozenset[int] = frozenset()
 
     def __init__(self, seed: bytes) -> None:
         order = list(range(BYTES))
@@ -123,7 +124,9 @@ class SyntheticModel:
     ) -> None:
         """There is nothing to fetch."""
 
-    def tokenizer(self) -> SyntheticTokenizer:
+    def tokenizer(self, *, pre: str | None = None) -> SyntheticTokenizer:
+        if pre is not None:
+            raise UsageError("a synthetic vocabulary has no pre-tokenizer", hint="leave --pre out")
         return SyntheticTokenizer(self._seed)
 
     def close(self) -> None:
@@ -138,7 +141,7 @@ class SyntheticLoader:
         self._seed(name)
         return name
 
-    def open(self, name: str) -> SyntheticModel:
+    def open(self, name: str, progress: Callable[[int, int], None] | None = None) -> SyntheticModel:
         return SyntheticModel(self._seed(name))
 
     @staticmethod

@@ -41,7 +41,8 @@ class _JumpingSelector(selectors.PollSelector):
         if ready or timeout == 0:
             self._turns += 1
             if self._turns > TURNS_WITHOUT_TIME:
-                raise Stalled(f"{self._turns} turns of the loop at {self.now - START:g} s: time stands still")
+                turns, self._turns = self._turns, 0  # what is left of the program is still to be cancelled
+                raise Stalled(f"{turns} turns of the loop at {self.now - START:g} s: time stands still")
             return ready
         if timeout is None:
             raise Stalled(f"nothing is ready and no timer is set at {self.now - START:g} s")

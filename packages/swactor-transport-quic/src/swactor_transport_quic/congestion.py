@@ -14,6 +14,8 @@ from functools import partial
 from aioquic.quic.congestion.base import QuicCongestionControl, register_congestion_control
 from aioquic.quic.packet_builder import QuicSentPacket
 
+from swactor_transport_quic.compat.packets import SizeProbe
+
 _SMALLEST_WINDOW = 2  # datagrams, RFC 9002 section 7.2
 _registered: set[str] = set()
 
@@ -30,6 +32,13 @@ class BoundedReno(QuicCongestionControl):
         self._recovery_start = 0.0
         self._acknowledged = 0
         self._peak = 0
+
+    def resize(self, max_datagram_size: int) -> None:
+        """The path carries datagrams of this size."""
+        self._datagram = max_datagram_size
+        self._floor = _SMALLEST_WINDOW * max_datagram_size
+        self._ceiling = max(self._ceiling, 2 * self._floor)
+        self.congestion_window = max(self.congestion_window, self._floor)
 
     def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:
         self.bytes_in_flight -= packet.sent_bytes
@@ -58,7 +67,8 @@ class BoundedReno(QuicCongestionControl):
         newest = 0.0
         for packet in packets:
             self.bytes_in_flight -= packet.sent_bytes
-            newest = max(newest, packet.sent_time or 0.0)
+            if not isinstance(packet, SizeProbe):
+                newest = max(newest, packet.sent_time or 0.0)
         if newest > self._recovery_start:
             self._recovery_start = now
             self.congestion_window = max(self.congestion_window // 2, self._floor)

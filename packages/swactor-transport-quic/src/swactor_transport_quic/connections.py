@@ -14,9 +14,9 @@ from swactor_transport_quic.compat import MAX_DATA, Connection, StreamLimits
 from swactor_transport_quic.congestion import congestion_name
 from swactor_transport_quic.identity import Claim, make_certificate, private_key
 from swactor_transport_quic.link import Alpn
-from swactor_transport_quic.settings import QuicSettings
+from swactor_transport_quic.settings import SMALLEST_DATAGRAM, QuicSettings
 
-_FIRST_LOOPBACK_WINDOW = 32  # datagrams
+_FIRST_LOOPBACK_WINDOW = 512 * 1024  # bytes
 _FIRST_NETWORK_WINDOW = 10  # datagrams, RFC 9002 section 7.2
 _NETWORK_CEILING = 8 * 1024 * 1024
 _LOOPBACK_SHARE = 4
@@ -48,12 +48,10 @@ class ConnectionMaker:
 
     def _make_configuration(self, alpn: str | None, local: bool) -> QuicConfiguration:
         settings = self._settings
-        size = settings.datagram_size or (
-            settings.loopback_datagram_size if local else settings.network_datagram_size
-        )
+        size = settings.datagram_size or SMALLEST_DATAGRAM
         if local:
             ceiling = self.receive_buffer // _LOOPBACK_SHARE
-            congestion = congestion_name(min(_FIRST_LOOPBACK_WINDOW * size, ceiling), ceiling)
+            congestion = congestion_name(min(_FIRST_LOOPBACK_WINDOW, ceiling), ceiling)
         else:
             congestion = congestion_name(_FIRST_NETWORK_WINDOW * size, _NETWORK_CEILING)
         return QuicConfiguration(
@@ -88,12 +86,19 @@ class ConnectionMaker:
             uni_streams=self._settings.max_edges, uni_credit=PREAMBLE_BYTES, bidi_streams=0, bidi_credit=0
         )
 
+    def _largest(self, *, local: bool) -> int:
+        settings = self._settings
+        if settings.datagram_size is not None:
+            return settings.datagram_size
+        return settings.loopback_datagram_size if local else settings.network_datagram_size
+
     def dialling(self, alpn: str, judge: Judge, *, local: bool) -> Connection:
         return Connection(
             configuration=self._configuration(alpn, local),
             limits=self._limits,
             judge=judge,
             burst=self._settings.burst if local else None,
+            largest=self._largest(local=local),
         )
 
     def accepting(self, admitted: Admitted, judge: Judge, *, local: bool) -> Connection:
@@ -102,6 +107,7 @@ class ConnectionMaker:
             limits=self._limits,
             judge=judge,
             burst=self._settings.burst if local else None,
+            largest=self._largest(local=local),
             original_destination_connection_id=admitted.original_id,
             retry_source_connection_id=admitted.retry_id,
         )

@@ -231,7 +231,7 @@ class QuicRecvEdge:
             self._leave()
         else:
             self._advertise()
-        self._link.blocked.add(self)  # whoever reads hears of it once for the whole batch
+        self._link.arrived[self] = None  # whoever reads hears of it once for the whole batch
 
     def reset(self) -> None:
         self._reset = True
@@ -249,7 +249,6 @@ class QuicRecvEdge:
         self._arrived.fire()
 
     def poke(self) -> None:
-        self._link.blocked.discard(self)
         self._arrived.fire()
 
 

@@ -27,6 +27,8 @@ CONNECTION_ID_BYTES = 8
 _BATCH = 64
 """Datagrams read in one wake-up before links are pumped."""
 _LONG_HEADER = 0x80
+_OF_AN_EARLIER_ONE = (errno.ECONNREFUSED, errno.EMSGSIZE)
+"""Errors that the kernel may report for a datagram sent before: the one at hand was then not tried."""
 _FAREWELLS_KEPT = 128
 _FAREWELL_REPLIES = 3
 
@@ -149,16 +151,18 @@ class Endpoint:
         """The link's handshake is over: it counts against no limit for strangers any more."""
         self._admission.finished(link)
 
-    def send_all(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
-        """Sends one flush of a link, many datagrams in one call where that is possible."""
-        at = 0
+    def send_all(self, datagrams: Sequence[tuple[bytes, Address]]) -> int:
+        """Sends one flush of a link, many datagrams in one call where that is possible. The size of one that
+        the kernel found too big for its way, or 0."""
+        at = too_big = 0
         while at < len(datagrams):
             count = run_length(datagrams, at) if self.segmentation else 1
             if count == 1 or self.blocked:
-                self.send(*datagrams[at])
+                too_big = self.send(*datagrams[at]) or too_big
                 at += 1
             elif self._send_run(datagrams[at : at + count]):
                 at += count
+        return too_big
 
     def _send_run(self, run: Sequence[tuple[bytes, Address]]) -> bool:
         """Whether the run is taken care of; if not, its datagrams are to be sent one by one."""
@@ -167,7 +171,9 @@ class Endpoint:
         try:
             try:
                 send_run(self._socket, run)
-            except ConnectionRefusedError:
+            except OSError as error:
+                if error.errno not in _OF_AN_EARLIER_ONE:
+                    raise
                 self._read_errors()
                 send_run(self._socket, run)
         except (BlockingIOError, InterruptedError):
@@ -183,17 +189,19 @@ class Endpoint:
             return False
         return True
 
-    def send(self, data: bytes, address: Address) -> None:
+    def send(self, data: bytes, address: Address) -> int:
+        """Its size when the kernel found it too big for its way, else 0."""
         if self._socket is None:
-            return
+            return 0
         if self.blocked:
             self._unsent.append((data, address))
-            return
+            return 0
         try:
             try:
                 self._socket.sendto(data, address)
-            except ConnectionRefusedError:
-                # An error that some earlier datagram met; this one was not tried.
+            except OSError as error:
+                if error.errno not in _OF_AN_EARLIER_ONE:
+                    raise
                 self._read_errors()
                 self._socket.sendto(data, address)
         except (BlockingIOError, InterruptedError):
@@ -203,10 +211,13 @@ class Endpoint:
             if error.errno == errno.ENOBUFS:
                 self._unsent.append((data, address))
                 self._block()
-                return
+                return 0
+            if error.errno == errno.EMSGSIZE:
+                return len(data)
             # The datagram is lost, as any datagram may be; the connection decides what that means.
             self.send_errors += 1
             logger.debug("sendto %s: %s", address, error)
+        return 0
 
     def _block(self) -> None:
         assert self._socket is not None
@@ -240,7 +251,10 @@ class Endpoint:
         self._read_batch()
 
     def _read_batch(self) -> bool:
-        """Feeds one batch and pumps the links it touched; whether there may be more."""
+        """Feeds one batch and pumps the links it touched; whether there may be more.
+
+        A datagram that comes alone is handed on before the socket is asked whether there is another.
+        """
         udp = self._socket
         assert udp is not None
         now = asyncio.get_running_loop().time()
@@ -254,17 +268,22 @@ class Endpoint:
             except OSError:
                 self._read_errors()
                 continue
-            count += len(datagrams)
             for data in datagrams:
                 link = self._route(data, address, now)
                 if link is not None:
                     touched[link] = None
                     link.receive(data, address, now)
+                    if not count and len(datagrams) == 1:
+                        link.pump(now)
+            count += len(datagrams)
+            if self._socket is None:
+                return False  # what was handed on has closed the transport
         if not count:
             self._read_errors()  # woken without a datagram: the error queue has something
-        # Control first: a turn at full load on edges takes milliseconds.
-        for link in sorted(touched, key=_edges_last):
-            link.pump(now)
+        elif count > 1:
+            # Control first: a turn at full load on edges takes milliseconds.
+            for link in sorted(touched, key=_edges_last):
+                link.pump(now)
         return count >= _BATCH
 
     def _read_errors(self) -> None:

@@ -83,7 +83,7 @@ class Carrier(Protocol):
 
     @property
     def blocked(self) -> bool: ...
-    def send_all(self, datagrams: Sequence[tuple[bytes, Address]]) -> None: ...
+    def send_all(self, datagrams: Sequence[tuple[bytes, Address]]) -> int: ...
     def defer(self, link: Link) -> None: ...
     def drain(self) -> None: ...
     def add_id(self, connection_id: bytes, link: Link) -> None: ...
@@ -101,7 +101,8 @@ class LinkOwner(Protocol):
 
 
 class Link:
-    """`handlers` by stream id; `blocked` are the handlers to poke after each receive batch."""
+    """`handlers` by stream id; after each receive batch those in `arrived` are poked once, because
+    something came for them, and those in `blocked`, because an acknowledgement or credit may have come."""
 
     def __init__(
         self,
@@ -127,6 +128,7 @@ class Link:
         self.ready_at = 0.0
         self.handlers: dict[int, StreamHandler] = {}
         self.blocked: set[StreamHandler] = set()
+        self.arrived: dict[StreamHandler, None] = {}
         self.activity = Signal()
         self._carrier = carrier
         self._owner = owner
@@ -175,16 +177,13 @@ class Link:
             self.quic.close(error_code=CloseCode.VIOLATION, reason_phrase="malformed")
 
     def pump(self, now: float) -> None:
-        """After a batch of datagrams: events, state, blocked senders, and a flush in the next turn.
+        """After a batch of datagrams: what came is handed on at once; all else is for the next turn.
 
-        Not at once: whoever wakes by these events may write in that turn, and its datagram then carries the
-        acknowledgements and credit too.
+        Whoever is woken by it may write before that, and its datagram then carries acknowledgements and
+        credit too.
         """
         self._guarded(self._pump, now)
-        if self.quic.has_something(now):
-            self.flush_soon()
-        elif self.state is not LinkState.CLOSED:
-            self._arm()
+        self.flush_soon()
 
     def _guarded(self, step: Callable[[float], None], now: float) -> None:
         if self.state is LinkState.CLOSED:
@@ -205,12 +204,13 @@ class Link:
             return
         if self.state is LinkState.HANDSHAKE and self.quic.confirmed:
             self._become_ready(now)
-        for handler in tuple(self.blocked):
-            handler.poke()
+        if self.arrived:
+            arrived, self.arrived = self.arrived, {}
+            for handler in arrived:
+                handler.poke()
         if self._unpumped >= PROMPT_ACK_FROM:
             self.quic.acknowledge_now(now)
         self._unpumped = 0
-        self.activity.fire()
 
     def _handle(self, event: events.QuicEvent, now: float) -> None:
         match event:
@@ -268,6 +268,7 @@ class Link:
         handler = self.handlers.pop(stream_id, None)
         if handler is not None:
             self.blocked.discard(handler)
+            self.arrived.pop(handler, None)
 
     def violation(self, stream_id: int, code: StreamCode, why: str) -> None:
         """Stops a peer's stream that cannot be an edge; too many of them close the connection."""
@@ -303,15 +304,15 @@ class Link:
             self._key_from = max(self._sent, self._received)
             self.quic.request_key_update()
             self.key_updates += 1
-        if self._flush_handle is not None:
-            self._flush_handle.cancel()
-            self._flush_handle = None
         self.quic.renew_burst()
         datagrams = self._outgoing(now)
         if datagrams:
             self._sent += len(datagrams)
-            self._carrier.send_all(datagrams)
-        if self.quic.burst_exhausted:
+            too_big = self._carrier.send_all(datagrams)
+            if too_big:
+                self.quic.too_big(too_big, now)
+                self.flush_soon()
+        if self.quic.burst_exhausted or self.quic.probe_due(now):
             self.flush_soon()
         self._arm()
 
@@ -331,7 +332,19 @@ class Link:
     def _pump_and_flush(self, now: float) -> None:
         if self.quic.ending is not None:
             self._pump(now)
-        self.flush(now)
+        self._resume_senders()
+        if self.quic.has_something(now):
+            self.flush(now)
+        elif self.state is not LinkState.CLOSED:
+            self._arm()
+
+    def _resume_senders(self) -> None:
+        """What was acknowledged, and new credit, may let writers go on."""
+        self.quic.settle()
+        if self.blocked:
+            for handler in tuple(self.blocked):
+                handler.poke()
+        self.activity.fire()
 
     # Time
 
@@ -367,7 +380,7 @@ class Link:
             self._carrier.drain()  # this process was paused: what came meanwhile counts before any timeout
         self._guarded(self._time_passed, self._loop.time())
         self._guarded(self._pump, self._loop.time())
-        self._guarded(self.flush, self._loop.time())
+        self._guarded(self._pump_and_flush, self._loop.time())
 
     def _time_passed(self, now: float) -> None:
         due = self.quic.get_timer()

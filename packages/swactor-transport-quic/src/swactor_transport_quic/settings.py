@@ -35,13 +35,12 @@ class QuicSettings:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     datagram_size: Annotated[int, Field(ge=SMALLEST_DATAGRAM, le=LARGEST_DATAGRAM)] | None = None
-    """UDP payload for every peer; None chooses by peer class with the next two."""
+    """UDP payload for every peer, not to be questioned; None starts at the smallest and probes the path."""
     loopback_datagram_size: Annotated[int, Field(ge=SMALLEST_DATAGRAM, le=LARGEST_DATAGRAM)] = (
         LARGEST_DATAGRAM
     )
-    network_datagram_size: Annotated[int, Field(ge=SMALLEST_DATAGRAM, le=LARGEST_DATAGRAM)] = (
-        SMALLEST_DATAGRAM
-    )
+    network_datagram_size: Annotated[int, Field(ge=SMALLEST_DATAGRAM, le=LARGEST_DATAGRAM)] = LARGEST_DATAGRAM
+    """The largest payload that a path on this machine, or another one, is probed for."""
     socket_buffer: _Size = 4 * 1024 * 1024
     """Asked of the kernel for both directions; default buffers overflow after about ten large datagrams."""
     send_bound: _Size = 1024 * 1024

@@ -90,6 +90,8 @@ def release_unused(device: str) -> None:
     """Gives memory that tinygrad keeps for reuse back to the system."""
     allocator = Device[device].allocator
     if hasattr(allocator, "free_cache"):
+        # Freeing waits for the device, which may allocate: in the middle of its own walk through the cache.
+        Device[device].synchronize()
         allocator.free_cache()
 
 

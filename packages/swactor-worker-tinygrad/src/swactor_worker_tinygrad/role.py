@@ -1,4 +1,4 @@
-"""One configured stage: from an input object on the device to an output object on the device.
+"""One configured stage (spec section 16): from an input object on the device to an output object there.
 
 Knows the step contract: rows, positions, chunks, token ids and logits. Must not know how a block is computed
 (the engine's matter) nor rings and sequences (the harness's).

@@ -5,14 +5,14 @@
  * read. A cursor is a byte count since the ring began; it reaches 2^64 after centuries, and positions from
  * which it could overflow are refused.
  *
- * Hints. Both pending bits live in `wake` and change only by acquire-release read-modify-write operations.
- * These have one order per location. Say an end publishes its cursor and then sets its bit:
+ * Hints. Both pending bits live in `wake` and change only by read-modify-write operations. These have one order
+ * per location, and none breaks another's release sequence. The fence before the setting makes it a release; the
+ * clearing acquires. Say an end publishes its cursor and then sets its bit:
  *   - the bit was clear: the hint is sent;
  *   - the bit was set: a hint is under way, and its receiver's clearing comes later in the order of `wake`,
- *     so it reads from this operation's release sequence and the cursor that it loads next is the published
+ *     so it reads from this operation's release sequence, and the cursor that it loads next is the published
  *     one or a newer.
- * Hence the clearing must come before the cursor loads, and the setting after the publication. No fence is
- * needed for that.
+ * Hence the clearing must come before the cursor loads, and the setting after the publication.
  *
  * When the consumer may stay silent. A producer waits only after it saw a full ring: it published C, then
  * loaded a consume R with C - R == capacity. The consumer, moving consume from R to R', publishes R' and then
@@ -22,6 +22,8 @@
  * load gives R' or newer (it does not wait), or the consumer's load gives C (it sees C - R >= capacity, and
  * hints). An older R cannot block the producer silently either: the step that ended R made the same test.
  * The test is >= since the producer may already have used R'.
+ *
+ * No order is stronger than needed: a test weakens each of them and finds the execution that then goes wrong.
  *
  * Hostile or damaged headers. Every field is loaded once per operation and compared with the private copy;
  * arithmetic uses private copies only, so a span never leaves the data region.
@@ -112,7 +114,6 @@ int swactor_ring_init(uint8_t *base, uint64_t ceiling, const swactor_ring_layout
   if (status != 0) return status;
   header_type *header = (header_type *)(void *)(base + layout->header_offset);
   atomic_store_explicit(&header->magic, 0, memory_order_relaxed);
-  atomic_thread_fence(memory_order_release); /* no field of the new ring is seen under an old magic */
   atomic_store_explicit(&header->version, VERSION, memory_order_relaxed);
   atomic_store_explicit(&header->header_len, SWACTOR_RING_HEADER_BYTES, memory_order_relaxed);
   atomic_store_explicit(&header->ring_id, layout->ring_id, memory_order_relaxed);
@@ -148,7 +149,7 @@ static int enter_producer(swactor_ring *ring) {
   if (state == SWACTOR_RING_CLOSED) return SWACTOR_RING_E_STATE;
   uint64_t commit = RELAXED(ring->header->commit);
   if (ring->produces) return commit == ring->commit ? state : SWACTOR_RING_E_FOREIGN;
-  uint64_t consume = ACQUIRE(ring->header->consume);
+  uint64_t consume = RELAXED(ring->header->consume);
   if (!plausible(ring, commit, consume)) return SWACTOR_RING_E_CURSOR;
   ring->commit = commit;
   ring->seen_consume = consume;
@@ -161,7 +162,7 @@ static int enter_consumer(swactor_ring *ring) {
   if (state < 0) return state;
   uint64_t consume = RELAXED(ring->header->consume);
   if (ring->consumes) return consume == ring->consume ? state : SWACTOR_RING_E_FOREIGN;
-  uint64_t commit = ACQUIRE(ring->header->commit);
+  uint64_t commit = RELAXED(ring->header->commit);
   if (!plausible(ring, commit, consume)) return SWACTOR_RING_E_CURSOR;
   ring->consume = consume;
   ring->seen_commit = commit;
@@ -202,7 +203,7 @@ int swactor_ring_advance_commit(swactor_ring *ring, int64_t count) {
   ring->write_granted -= (uint64_t)count;
   PUBLISH(ring->header->commit, commit);
   atomic_thread_fence(memory_order_seq_cst); /* before the next load of consume: see the top of this file */
-  uint32_t before = atomic_fetch_or_explicit(&ring->header->wake, READABLE_PENDING, memory_order_acq_rel);
+  uint32_t before = atomic_fetch_or_explicit(&ring->header->wake, READABLE_PENDING, memory_order_relaxed);
   return (before & READABLE_PENDING) == 0;
 }
 
@@ -228,17 +229,17 @@ int swactor_ring_advance_consume(swactor_ring *ring, int64_t count) {
   ring->read_granted -= (uint64_t)count;
   PUBLISH(ring->header->consume, after);
   atomic_thread_fence(memory_order_seq_cst); /* before the load of commit: see the top of this file */
-  uint64_t commit = ACQUIRE(ring->header->commit);
+  uint64_t commit = RELAXED(ring->header->commit);
   int was_full = commit - before >= ring->capacity;
   if (!was_full && before / ring->eighth == after / ring->eighth) return 0;
-  uint32_t wake = atomic_fetch_or_explicit(&ring->header->wake, WRITABLE_PENDING, memory_order_acq_rel);
+  uint32_t wake = atomic_fetch_or_explicit(&ring->header->wake, WRITABLE_PENDING, memory_order_relaxed);
   return (wake & WRITABLE_PENDING) == 0;
 }
 
 static int acknowledge(swactor_ring *ring, uint32_t bit) {
   int status = enter(ring);
   if (status < 0) return status;
-  atomic_fetch_and_explicit(&ring->header->wake, ~bit, memory_order_acq_rel);
+  atomic_fetch_and_explicit(&ring->header->wake, ~bit, memory_order_acquire);
   return 0;
 }
 
@@ -252,7 +253,7 @@ int swactor_ring_cursors(swactor_ring *ring) {
    * too far apart; a bounded number of tries tells movement from damage. */
   for (int attempt = 0; attempt < 64; attempt++) {
     uint64_t consume = ACQUIRE(ring->header->consume);
-    uint64_t commit = ACQUIRE(ring->header->commit);
+    uint64_t commit = RELAXED(ring->header->commit);
     if (ring->produces && commit != ring->commit) return SWACTOR_RING_E_FOREIGN;
     if (ring->consumes && consume != ring->consume) return SWACTOR_RING_E_FOREIGN;
     if (!plausible(ring, commit, consume)) continue;
@@ -271,8 +272,8 @@ int swactor_ring_set_state(swactor_ring *ring, int state) {
   if (state != SWACTOR_RING_CLOSED && state != SWACTOR_RING_FAULTED) return SWACTOR_RING_E_STATE;
   uint32_t expected = (uint32_t)current;
   while (expected < (uint32_t)state) { /* the three states are ordered, and only ever grow */
-    if (atomic_compare_exchange_weak_explicit(&ring->header->state, &expected, (uint32_t)state, memory_order_acq_rel,
-                                              memory_order_acquire))
+    if (atomic_compare_exchange_weak_explicit(&ring->header->state, &expected, (uint32_t)state, memory_order_release,
+                                              memory_order_relaxed))
       return 0;
   }
   return expected <= SWACTOR_RING_FAULTED ? 0 : SWACTOR_RING_E_STATE;

@@ -1,7 +1,11 @@
-"""`swactor-cli plan`: which node would run which layers, over which edges, without loading a weight."""
+"""`swactor-cli plan`: which node would run which layers, over which edges, what it would fetch and hold.
+
+Loads no weight, and of a model on the web fetches nothing but its header.
+"""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +14,7 @@ from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file
 from swactor_core.errors import UsageError
 from swactor_core.ids import NodeId, RunId, node_hex, node_id_of
 from swactor_core.plan import EdgeEndpoint, GgufSource, RunPlan
-from swactor_core.planner import EdgeIdAllocator, NodeCapacity, RuntimeChoices, plan_run
+from swactor_core.planner import EdgeIdAllocator, NodeCapacity, RuntimeChoices, plan_run, stage_memory
 from swactor_core.plugins import load_plugins
 from swactor_core.spi.loader import Model
 from swactor_core.spi.provider import Kind
@@ -32,6 +36,7 @@ class PlanOptions:
     cluster: str | None
     max_tokens: int
     prompt_tokens: int
+    prefill_chunk: int
     plugins: dict[str, str | None]
 
 
@@ -53,18 +58,22 @@ def plan(options: PlanOptions, output: Output) -> ExitCode:
         )
     choice = choose_plugins(file.plugins if file is not None else PluginChoice(), options.plugins)
     loader = load_plugins(blocked=choice.blocked).select(Kind.LOADER, choice.loader).factory()
-    path, model = open_model(loader, options.model, output)
+    name, model = open_model(loader, options.model, output)
     try:
         made = plan_run(
             inventory,
             model.facts,
-            source=GgufSource(path, model.digest()),
-            choices=RuntimeChoices(prompt=(0,) * options.prompt_tokens, max_tokens=options.max_tokens),
+            source=GgufSource(name, model.digest()),
+            choices=RuntimeChoices(
+                prompt=(0,) * options.prompt_tokens,
+                max_tokens=options.max_tokens,
+                prefill_chunk=options.prefill_chunk,
+            ),
             run_id=RunId(1),
             orchestrator=NodeId(0),
             edge_ids=EdgeIdAllocator(),
         )
-        record = _record(made, model, inventory, names)
+        record = _record(made, model, inventory, names, options, remote=not os.path.isabs(name))
     finally:
         model.close()
     if output.json_lines:
@@ -75,17 +84,26 @@ def plan(options: PlanOptions, output: Output) -> ExitCode:
 
 
 def _record(
-    plan: RunPlan, model: Model, inventory: tuple[NodeCapacity, ...], names: dict[NodeId, str]
+    plan: RunPlan,
+    model: Model,
+    inventory: tuple[NodeCapacity, ...],
+    names: dict[NodeId, str],
+    options: PlanOptions,
+    *,
+    remote: bool,
 ) -> dict[str, Any]:
-    """The plan in the shape of `--json`; sizes in bytes, of stored tensors and of the run's KV cache."""
+    """The plan in the shape of `--json`; sizes in bytes. `fetch_bytes` is what a node with an empty cache
+    fetches: its tensors and the header, nothing of a file that lies on its disk."""
     facts = model.facts
     tensors, sizes = Counter[str](), Counter[str]()
     for tensor in model.manifest(0, facts.num_layers).tensors:
         tensors[tensor.type_name] += 1
         sizes[tensor.type_name] += tensor.nbytes
     stages = []
-    for stage, node in zip(plan.stages, inventory, strict=True):
-        layers = slice(stage.layer_start, stage.layer_end_exclusive)
+    held = stage_memory(plan, facts, prefill_chunk=options.prefill_chunk)
+    for stage, node, memory in zip(plan.stages, inventory, held, strict=True):
+        tensors_of = model.manifest(stage.layer_start, stage.layer_end_exclusive).tensors
+        weights = sum(tensor.nbytes for tensor in tensors_of)
         stages.append(
             {
                 "stage_index": stage.stage_index,
@@ -93,10 +111,11 @@ def _record(
                 "node_id": node_hex(stage.node_id),
                 "layer_start": stage.layer_start,
                 "layer_end_exclusive": stage.layer_end_exclusive,
-                "weight_bytes": sum(
-                    t.nbytes for t in model.manifest(stage.layer_start, stage.layer_end_exclusive).tensors
-                ),
-                "kv_bytes": sum(facts.kv_bytes_per_token[layers]) * plan.model.max_seq_len,
+                "fetch_bytes": weights + facts.header_bytes if remote else 0,
+                "weight_bytes": weights,
+                "kv_bytes": memory.kv,
+                "scratch_bytes": memory.scratch,
+                "need_bytes": memory.total,
                 "memory_bytes": node.memory_bytes,
             }
         )
@@ -115,6 +134,7 @@ def _record(
             "context_length": facts.context_length,
             "tied_head": facts.tied_head,
             "file_bytes": facts.file_bytes,
+            "header_bytes": facts.header_bytes,
             "tensor_types": [
                 {"type": name, "tensors": tensors[name], "bytes": size} for name, size in sizes.most_common()
             ],
@@ -152,14 +172,14 @@ def _show(record: dict[str, Any], output: Output) -> None:
     )
     output.table(
         "stages",
-        ["stage", "node", "layers", "weights", "kv cache", "memory"],
+        ["stage", "node", "layers", "fetch", "weights", "kv cache", "scratch", "needs", "memory"],
         [
             [
                 str(stage["stage_index"]),
                 stage["node"],
                 f"{stage['layer_start']} to {stage['layer_end_exclusive'] - 1}",
-                bytes_text(stage["weight_bytes"]),
-                bytes_text(stage["kv_bytes"]),
+                bytes_text(stage["fetch_bytes"]) if stage["fetch_bytes"] else "-",
+                *(bytes_text(stage[name + "_bytes"]) for name in ("weight", "kv", "scratch", "need")),
                 "-" if stage["memory_bytes"] is None else bytes_text(stage["memory_bytes"]),
             ]
             for stage in record["stages"]

@@ -25,6 +25,7 @@ from swactor_core.planner import EdgeIdAllocator, NodeCapacity, plan_run
 from swactor_core.plugins import load_plugins
 from swactor_core.spi.provider import Kind
 
+from swactor_cli.answer import Answer
 from swactor_cli.errors import ExitCode
 from swactor_cli.interrupts import Interrupts
 from swactor_cli.keys import orchestrator_key_file
@@ -32,6 +33,7 @@ from swactor_cli.models import open_model, tokenizer_of
 from swactor_cli.output import Output, OutputLost
 from swactor_cli.progress import Display
 from swactor_cli.prompts import prompt_ids_of
+from swactor_cli.sampling_options import fitted
 from swactor_cli.side_files import SideFiles
 from swactor_cli.statistics import statistics, summary
 from swactor_cli.worker_options import worker_settings
@@ -50,13 +52,16 @@ class RunOptions:
     model: str
     prompt: str | None
     prompt_ids: str | None
+    system: str | None
     raw: bool
+    pre: str | None
     nodes: int | None
     cluster: str | None
     max_tokens: int
     sampling: SamplingPolicy
     sample_on_orchestrator: bool
     ignore_eos: bool
+    stops: tuple[str, ...]
     prefill_chunk: int
     token_timeout: float
     pool_timeout: float
@@ -80,20 +85,30 @@ def run(options: RunOptions, output: Output) -> ExitCode:
     path, model = open_model(loader, options.model, output)
     with ExitStack() as closing:
         closing.callback(model.close)
-        tokenizer = tokenizer_of(model)
+        tokenizer = tokenizer_of(model, options.pre)
         prompt = prompt_ids_of(
-            options.prompt, options.prompt_ids, raw=options.raw, facts=model.facts, tokenizer=tokenizer
+            options.prompt,
+            options.prompt_ids,
+            raw=options.raw,
+            facts=model.facts,
+            tokenizer=tokenizer,
+            system=options.system,
         )
+        if options.stops and tokenizer is None:
+            raise UsageError("--stop was given, and the model has no vocabulary", hint="leave --stop out")
+        answer = Answer(tokenizer.stream() if tokenizer is not None else None, options.stops)
+        suppressed = tokenizer.suppressed if tokenizer is not None else frozenset()
+        sampling = fitted(options.sampling, model.facts.vocab_size, suppressed)
         stop = tokenizer is not None and not options.ignore_eos
         ends = tokenizer.end_of_generation if tokenizer is not None and stop else frozenset()
         local = file is None
         request = RunRequest(
-            source=GgufSource(str(Path(path).resolve()) if local else options.model, model.digest()),
+            source=GgufSource(_uri(path, options.model, local=local), model.digest()),
             facts=model.facts,
             prompt=prompt,
             max_tokens=options.max_tokens,
             end_of_generation=tuple(sorted(ends)),
-            sampling=options.sampling,
+            sampling=sampling,
             token_output_policy=(
                 TokenOutputPolicy.LOGITS if options.sample_on_orchestrator else TokenOutputPolicy.TOKEN_IDS
             ),
@@ -124,12 +139,19 @@ def run(options: RunOptions, output: Output) -> ExitCode:
             seed = load_or_create_seed(orchestrator_key_file())
             closing.enter_context(key_in_use(orchestrator_key_file()))
 
-        display = Display(output, tokenizer.stream() if tokenizer is not None else None)
+        display = Display(output, answer)
         interrupts = Interrupts()
         interrupts.catch()
         result = asyncio.run(_drive(make_session, request, display, side, output, interrupts))
         side.close()
         return _finish(result, display, side, output)
+
+
+def _uri(name: str, given: str, *, local: bool) -> str:
+    """What every node is to open: `name` is the loader's for it, `given` the operator's."""
+    if not os.path.isabs(name):
+        return name  # an address is the same everywhere
+    return str(Path(name).resolve()) if local else given
 
 
 def _check_plan(request: RunRequest, nodes: int, output: Output) -> int:
@@ -227,6 +249,7 @@ def _record(result: RunResult, figures: dict[str, Any], text: str) -> dict[str, 
     record: dict[str, Any] = {
         "type": "result",
         "outcome": str(result.outcome),
+        "finish_reason": None if result.finish_reason is None else str(result.finish_reason),
         "token_ids": list(result.token_ids),
         "text": text,
         "stats": figures,

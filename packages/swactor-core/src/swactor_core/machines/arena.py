@@ -1,7 +1,8 @@
-"""ArenaManager (spec section 19): mints stable offsets by first fit and reuses a range only after its proof.
+"""ArenaManager FSM (spec section 19): mints stable offsets by first fit, reuses a range after its proof only.
 
 Knows offsets and leases. Does not know the memory itself: the adapter maps it, writes ring headers
-(`PrepareRing`) and gives pages back (`DiscardRange`).
+(`PrepareRing`) and gives pages back (`DiscardRange`). Arena release is safe only after what its proof says
+(spec sections 38 and 39, quiescence).
 """
 
 from __future__ import annotations
@@ -88,8 +89,9 @@ class ArenaManager(Machine[ArenaState]):
         Row(S.SHUTTING_DOWN, ArenaConstructed, None, (S.SHUTTING_DOWN,)),
         Row(S.SHUTTING_DOWN, ArenaConstructionFailed, None, (S.SHUTTING_DOWN,)),
         Row(S.SHUTTING_DOWN, LeaseRing, "_refuse", (S.SHUTTING_DOWN,)),
-        Row(S.SHUTTING_DOWN, RingPrepared, None, (S.SHUTTING_DOWN,)),
-        Row(S.SHUTTING_DOWN, RingPreparationFailed, None, (S.SHUTTING_DOWN,)),
+        # Asked for before the end, ready after it: its requester is refused like any other.
+        Row(S.SHUTTING_DOWN, RingPrepared, "_prepared_late", (S.SHUTTING_DOWN,)),
+        Row(S.SHUTTING_DOWN, RingPreparationFailed, "_prepared_late", (S.SHUTTING_DOWN,)),
         Row(S.SHUTTING_DOWN, CancelLease, None, (S.SHUTTING_DOWN,)),
         Row(S.SHUTTING_DOWN, ReleaseRing, "_release", (S.SHUTTING_DOWN,)),
         Row(S.SHUTTING_DOWN, Shutdown, None, (S.SHUTTING_DOWN,)),
@@ -168,6 +170,15 @@ class ArenaManager(Machine[ArenaState]):
         self._give_back(layout)
         rejected = _rejected(request, LeaseRejection.NO_MEMORY, event.detail)
         return S.READY, (DiscardRange(layout), rejected, *self._retry())
+
+    def _prepared_late(self, event: RingPrepared | RingPreparationFailed, now: float) -> Outcome[ArenaState]:
+        if event.ring_id not in self._preparing:
+            raise self.invalid(event)
+        layout, request = self.live.pop(event.ring_id)
+        self._preparing.discard(event.ring_id)
+        self._give_back(layout)
+        rejected = _rejected(request, LeaseRejection.SHUTTING_DOWN, _NO_ARENA)
+        return self.state, (DiscardRange(layout), rejected)
 
     def _cancel(self, event: CancelLease, now: float) -> Outcome[ArenaState]:
         self.pending = deque(r for r in self.pending if r.request_id != event.request_id)

@@ -1,4 +1,4 @@
-"""One edge record of the EdgeEstablisher (spec sections 26 and 38): lease, ring, pump, and back again.
+"""Record FSM of the EdgeEstablisher, Edge teardown FSM (spec sections 26, 38): lease, ring, pump, and back.
 
 The record is the only place that knows which of the three it has, and so the only one that can hand
 ArenaManager a proof. Knows no bytes, no worker and no socket. Teardown waits are bounded: what could not be
@@ -22,6 +22,7 @@ from swactor_core.faults import (
 )
 from swactor_core.fsm import Action, Emit, Machine, Outcome, Row, Send
 from swactor_core.ids import EdgeId, LeaseRequestId, RingId
+from swactor_core.machines.bounds import teardown_timed_out
 from swactor_core.messages import (
     Address,
     CancelLease,
@@ -79,6 +80,7 @@ class EdgeBounds:
 
 S = EdgeProvisionState
 _ENDED = (S.STOPPED, S.FAILED)
+_OF_DRIVER = (DriverEdgeReady, StreamClosed, StreamFault, PumpStopped)
 
 
 class EdgeRecord(Machine[EdgeProvisionState]):
@@ -87,6 +89,7 @@ class EdgeRecord(Machine[EdgeProvisionState]):
     TABLE = (
         Row(S.NEW, ProvisionTx, "_begin", (S.WAITING_FOR_LEASE,)),
         Row(S.NEW, ProvisionRx, "_begin", (S.WAITING_FOR_LEASE,)),
+        Row(S.NEW, StopEdge, None, (S.STOPPED,)),  # nothing was begun, and no gate waits
         Row(S.WAITING_FOR_LEASE, RingLeased, "_leased", (S.WAITING_FOR_WORKER_RING, S.WAITING_FOR_LEASE)),
         Row(S.WAITING_FOR_LEASE, RingLeaseRejected, "_rejected", (S.FAILED, S.WAITING_FOR_LEASE)),
         Row(S.WAITING_FOR_LEASE, StopEdge, "_stop_waiting", (S.STOPPED,)),
@@ -114,23 +117,22 @@ class EdgeRecord(Machine[EdgeProvisionState]):
         Row(S.STOPPING_PUMP, StreamClosed, None, (S.STOPPING_PUMP,)),
         Row(S.STOPPING_PUMP, DriverEdgeReady, None, (S.STOPPING_PUMP,)),
         Row(S.STOPPING_PUMP, StopEdge, None, (S.STOPPING_PUMP,)),
+        # A worker that says it twice.
+        *(
+            Row(state, RingInstalled, None, (state,))
+            for state in (S.WAITING_FOR_DRIVER, S.READY, S.STOPPING_PUMP)
+        ),
         Row(S.STOPPING_PUMP, TimerFired, "_unproven_pump", (S.STOPPED,)),
         Row(S.STOPPING_WORKER_RING, RingQuiesced, "_quiesced", (S.RELEASING_ARENA,)),
-        Row(S.STOPPING_WORKER_RING, RingInstalled, None, (S.STOPPING_WORKER_RING,)),
-        Row(S.STOPPING_WORKER_RING, RingFault, None, (S.STOPPING_WORKER_RING,)),
-        Row(S.STOPPING_WORKER_RING, StreamFault, None, (S.STOPPING_WORKER_RING,)),
-        Row(S.STOPPING_WORKER_RING, StreamClosed, None, (S.STOPPING_WORKER_RING,)),
-        Row(S.STOPPING_WORKER_RING, PumpStopped, None, (S.STOPPING_WORKER_RING,)),
-        Row(S.STOPPING_WORKER_RING, StopEdge, None, (S.STOPPING_WORKER_RING,)),
         Row(S.STOPPING_WORKER_RING, TimerFired, "_unproven_ring", (S.STOPPED,)),
         Row(S.RELEASING_ARENA, RingReleased, "_released", (S.STOPPED,)),
-        Row(S.RELEASING_ARENA, RingInstalled, None, (S.RELEASING_ARENA,)),
-        Row(S.RELEASING_ARENA, RingQuiesced, None, (S.RELEASING_ARENA,)),
-        Row(S.RELEASING_ARENA, RingFault, None, (S.RELEASING_ARENA,)),
-        Row(S.RELEASING_ARENA, StreamFault, None, (S.RELEASING_ARENA,)),
-        Row(S.RELEASING_ARENA, StreamClosed, None, (S.RELEASING_ARENA,)),
-        Row(S.RELEASING_ARENA, StopEdge, None, (S.RELEASING_ARENA,)),
         Row(S.RELEASING_ARENA, TimerFired, "_unproven_release", (S.STOPPED,)),
+        *(
+            Row(state, late, None, (state,))
+            for state in (S.STOPPING_WORKER_RING, S.RELEASING_ARENA)
+            for late in (RingInstalled, RingFault, *_OF_DRIVER, StopEdge)
+        ),
+        Row(S.RELEASING_ARENA, RingQuiesced, None, (S.RELEASING_ARENA,)),
         *(Row(state, RingLeased, "_release_fresh", (state,)) for state in _ENDED),
         *(
             Row(state, stale, None, (state,))
@@ -141,10 +143,7 @@ class EdgeRecord(Machine[EdgeProvisionState]):
                 RingFault,
                 RingQuiesced,
                 RingReleased,
-                DriverEdgeReady,
-                StreamClosed,
-                StreamFault,
-                PumpStopped,
+                *_OF_DRIVER,
             )
         ),
         Row(S.STOPPED, StopEdge, None, (S.STOPPED,)),
@@ -318,13 +317,13 @@ class EdgeRecord(Machine[EdgeProvisionState]):
         return S.STOPPED, (*self.cancel_timer("bound"), self._stopped())
 
     def _unproven_pump(self, event: TimerFired, now: float) -> Outcome[EdgeProvisionState]:
-        return S.STOPPED, (self._stopped("its pump did not stop"),)
+        return S.STOPPED, self._timed_out("its pump did not stop")
 
     def _unproven_ring(self, event: TimerFired, now: float) -> Outcome[EdgeProvisionState]:
-        return S.STOPPED, (self._stopped("its ring did not quiesce"),)
+        return S.STOPPED, self._timed_out("its ring did not quiesce")
 
     def _unproven_release(self, event: TimerFired, now: float) -> Outcome[EdgeProvisionState]:
-        return S.STOPPED, (self._stopped("the arena did not confirm the release"),)
+        return S.STOPPED, self._timed_out("the arena did not confirm the release")
 
     def _release_fresh(self, event: RingLeased, now: float) -> Outcome[EdgeProvisionState]:
         if event.layout.ring_id == self.ring_id:  # told twice: this one was installed, it is not fresh
@@ -363,8 +362,13 @@ class EdgeRecord(Machine[EdgeProvisionState]):
         return Send(self.local_edge_actor, EdgeFailed(self.edge_id, fault))
 
     def _stopped(self, unproven: str = "") -> Send:
-        what = f"edge {self.edge_id}, ring {self.ring_id}: {unproven}" if unproven else ""
-        return Send(self.local_edge_actor, EdgeStopped(self.edge_id, what))
+        return Send(self.local_edge_actor, EdgeStopped(self.edge_id, unproven))
+
+    def _timed_out(self, unproven: str) -> tuple[Action, ...]:
+        what = f"edge {self.edge_id}, ring {self.ring_id}: {unproven} within {self._bounds.teardown:g} s"
+        identities = {"edge_id": self.edge_id, "ring_id": self.ring_id}
+        timed_out = teardown_timed_out(Component.EDGE_ESTABLISHER, (what,), **identities)
+        return timed_out, self._stopped(what)
 
     def _of_ring(self, event: RingFault) -> Fault:
         reason = RING_FAULTS.get(event.reason, FaultReason.RING_FAULT)

@@ -1,8 +1,8 @@
-"""Worker side of one egress ring (spec section 32): a device object becomes committed ring bytes.
+"""Egress ring FSM of the worker (spec sections 32 and 34): a device object becomes committed ring bytes.
 
 Knows the record layout and that bytes are committed only when they are valid. Must not know memory, cursors
 or devices: the adapter (`worker/rings.py`) performs the effects. It never blocks the thread: without room it
-waits for the next BytesWritable, and that wait is the system's backpressure (spec section 35).
+waits for the next BytesWritable, and that wait is the system's backpressure (spec sections 35 and 39).
 """
 
 from __future__ import annotations

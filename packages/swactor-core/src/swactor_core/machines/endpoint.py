@@ -12,6 +12,7 @@ from enum import StrEnum
 from swactor_core.faults import Component, Fault, FaultReason
 from swactor_core.fsm import Action, Effect, Machine, Outcome, Row, Send
 from swactor_core.ids import EdgeId, RingId, Sequence
+from swactor_core.machines.bounds import teardown_timed_out
 from swactor_core.machines.gates import ObjectConsumed, ProduceObject
 from swactor_core.messages import (
     Address,
@@ -70,8 +71,11 @@ class ReadToken(Effect):
 
 @dataclass(frozen=True, slots=True)
 class TokenDecoded:
+    """`enough` as in TokenReceived."""
+
     sequence: Sequence
     token_id: int
+    enough: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +198,7 @@ class TokenEndpoint(Machine[EndpointState]):
         token_out = self._ids()[1]
         return S.READY, (
             Send(Address(Component.RX_EDGE, token_out), ObjectConsumed(token_out)),
-            Send(RUN, TokenReceived(event.sequence, event.token_id)),
+            Send(RUN, TokenReceived(event.sequence, event.token_id, event.enough)),
         )
 
     def _undecodable(self, event: TokenUndecodable, now: float) -> Outcome[EndpointState]:
@@ -250,5 +254,7 @@ class TokenEndpoint(Machine[EndpointState]):
         return S.STOPPED, (*self.cancel_timer("teardown"), Send(RUN, EndpointsStopped(self._unproven)))
 
     def _teardown_timeout(self, event: TimerFired, now: float) -> Outcome[EndpointState]:
-        missing = tuple(f"token edge {e} did not stop" for e in self._ids() if e not in self._stopped)
-        return S.STOPPED, (Send(RUN, EndpointsStopped(self._unproven + missing)),)
+        bound = f"within {self._teardown_bound:g} s"
+        missing = tuple(f"token edge {e} did not stop {bound}" for e in self._ids() if e not in self._stopped)
+        timed_out = teardown_timed_out(Component.TOKEN_ENDPOINT, missing)
+        return S.STOPPED, (timed_out, Send(RUN, EndpointsStopped(self._unproven + missing)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from swactor_core.faults import OBJECT_FAULTS, Component, Fault
+from swactor_core.faults import OBJECT_FAULTS, Component, Fault, FaultReason
 from swactor_core.fsm import Machine, Outcome, Row, Send
 from swactor_core.ids import EdgeId
 from swactor_core.messages import (
@@ -91,6 +91,7 @@ class TxEdge(_Gate, Machine[TxState]):
         Row(T.PROVISIONING, EdgeReady, "_ready", (T.READY,)),
         Row(T.READY, ProduceObject, None, (T.PRODUCING,)),
         Row(T.PRODUCING, ObjectProduced, "_produced", (T.READY,)),
+        *(Row(state, ObjectProduced, "_unasked", (T.FAULTED,)) for state in (T.PROVISIONING, T.READY)),
         *(Row(state, EdgeFailed, "_fail", (T.FAULTED,)) for state in (T.PROVISIONING, T.READY, T.PRODUCING)),
         *(
             Row(state, StopEdge, "_stop", (T.STOPPING,))
@@ -123,6 +124,13 @@ class TxEdge(_Gate, Machine[TxState]):
 
     def _produced(self, event: ObjectProduced, now: float) -> Outcome[TxState]:
         return T.READY, (self._send_owner(event),)
+
+    def _unasked(self, event: ObjectProduced, now: float) -> Outcome[TxState]:
+        """A worker that writes what no step of this edge's owner asked for (spec section 39, sequence)."""
+        detail = f"object of sequence {event.sequence} was produced while {self.state}, no step asked for it"
+        reason = FaultReason.SEQUENCE_VIOLATION
+        fault = Fault(reason, Component.TX_EDGE, detail, edge_id=self.edge_id, ring_id=event.ring_id)
+        return T.FAULTED, (self._send_owner(EdgeFailed(self.edge_id, fault)),)
 
     def _fail(self, event: EdgeFailed, now: float) -> Outcome[TxState]:
         return T.FAULTED, (self._send_owner(event),)

@@ -1,8 +1,9 @@
-"""Worker side of one ingress ring (spec section 32): committed ring bytes become device objects.
+"""Ingress ring FSM of the worker (spec sections 32 and 34): committed ring bytes become device objects.
 
 Knows the record layout, the sequence rule and when a byte may be released. Must not know memory, cursors or
 devices: the adapter (`worker/rings.py`) performs the effects and reports what they did. One copy is in flight
 at a time; a prefix is released only after its copy is complete, so an object may be larger than the ring.
+Compute visibility (spec section 39) begins with ObjectLoaded, said when the whole object is on the device.
 """
 
 from __future__ import annotations

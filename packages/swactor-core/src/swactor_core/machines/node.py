@@ -14,6 +14,7 @@ from swactor_core.events import EventName
 from swactor_core.faults import Component, Fault, FaultReason
 from swactor_core.fsm import Action, Effect, Emit, Machine, Outcome, Row, Send
 from swactor_core.ids import NodeId
+from swactor_core.machines.bounds import teardown_timed_out
 from swactor_core.messages import (
     Address,
     ArenaConstructed,
@@ -126,6 +127,10 @@ _BOOT = (
     S.TRANSPORT_READY,
     S.MEMBERSHIP_JOINING,
 )
+_STARTING = {  # a part has been told to start: who it is
+    S.WORKER_READY: (Component.DRIVER, "the transport"),
+    S.MEMBERSHIP_JOINING: (Component.MEMBERSHIP, "membership"),
+}
 _AFTER_WORKER = (S.WORKER_READY, S.TRANSPORT_READY, S.MEMBERSHIP_JOINING)
 
 
@@ -142,6 +147,7 @@ class NodeLife(Machine[NodeState]):
         Row(S.TRANSPORT_READY, Continue, "_join", (S.MEMBERSHIP_JOINING,)),
         Row(S.MEMBERSHIP_JOINING, MembershipStarted, "_membership", (S.NODE_AVAILABLE,)),
         *(Row(state, PartFailed, "_part_failed", (S.FAULTED,)) for state in _AFTER_WORKER),
+        *(Row(state, TimerFired, "_boot_timeout", (S.FAULTED,)) for state in _STARTING),
         *(
             Row(state, WorkerGone, "_worker_failed", (S.FAULTED,))
             for state in (*_AFTER_WORKER, S.NODE_AVAILABLE)
@@ -207,11 +213,13 @@ class NodeLife(Machine[NodeState]):
         ),
     )
 
-    def __init__(self, node_id: NodeId, *, arena_ceiling: int, stop_bound: float) -> None:
+    def __init__(self, node_id: NodeId, *, arena_ceiling: int, boot_bound: float, stop_bound: float) -> None:
+        """Bounds in seconds: for each of transport and membership to start; for all to end."""
         super().__init__()
         self.fault: Fault | None = None
         self._node_id = node_id
         self._ceiling = arena_ceiling
+        self._boot_bound = boot_bound
         self._stop_bound = stop_bound
         self._backend: dict[str, Any] = {}
         self._worker_gone = False
@@ -228,16 +236,25 @@ class NodeLife(Machine[NodeState]):
 
     def _worker(self, event: WorkerRunning, now: float) -> Outcome[NodeState]:
         self._backend = event.backend
-        return S.WORKER_READY, (StartTransport(),)
+        return S.WORKER_READY, (StartTransport(), self.set_timer("boot", now + self._boot_bound))
 
     def _transport(self, event: TransportStarted, now: float) -> Outcome[NodeState]:
-        return S.TRANSPORT_READY, (Send(Address(Component.NODE), Continue()),)
+        return S.TRANSPORT_READY, (*self.cancel_timer("boot"), Send(Address(Component.NODE), Continue()))
 
     def _join(self, event: Continue, now: float) -> Outcome[NodeState]:
-        return S.MEMBERSHIP_JOINING, (StartMembership(),)
+        return S.MEMBERSHIP_JOINING, (StartMembership(), self.set_timer("boot", now + self._boot_bound))
 
     def _membership(self, event: MembershipStarted, now: float) -> Outcome[NodeState]:
-        return S.NODE_AVAILABLE, (Emit(EventName.NODE_AVAILABLE, {}), AnnounceAvailable(self._backend))
+        return S.NODE_AVAILABLE, (
+            *self.cancel_timer("boot"),
+            Emit(EventName.NODE_AVAILABLE, {}),
+            AnnounceAvailable(self._backend),
+        )
+
+    def _boot_timeout(self, event: TimerFired, now: float) -> Outcome[NodeState]:
+        component, part = _STARTING[self.state]
+        detail = f"{part} did not start within {self._boot_bound:g} s"
+        return self._faulted(FaultReason.NODE_UNAVAILABLE, component, detail)
 
     def _worker_crashed(self, event: WorkerCrashed, now: float) -> Outcome[NodeState]:
         return S.NODE_AVAILABLE, (WithdrawAvailable(),)
@@ -267,6 +284,7 @@ class NodeLife(Machine[NodeState]):
         self.fault = Fault(reason, component, detail, cause, node_id=self._node_id)
         fields = {"reason": str(reason), "component": str(component), "detail": detail}
         return S.FAULTED, (
+            *self.cancel_timer("boot"),
             Emit(EventName.NODE_FAULTED, fields),
             AnnounceFault(NodeFaulted(self._node_id, self.fault)),
         )
@@ -275,6 +293,7 @@ class NodeLife(Machine[NodeState]):
         if self.state in (S.CONTAINER_STARTING, S.NODE_PROCESS_STARTING):
             self._worker_gone = True
         return S.STOPPING, (
+            *self.cancel_timer("boot"),
             Send(Address(Component.GPU_WORKER_CTL), ShutdownWorker(ShutdownMode.ABORT_IN_FLIGHT)),
             Send(Address(Component.ARENA_MANAGER), Shutdown()),
             CloseParts(),
@@ -295,4 +314,7 @@ class NodeLife(Machine[NodeState]):
         return S.STOPPED, (*self.cancel_timer("stop"), ExitProcess(self.fault))
 
     def _stop_timeout(self, event: TimerFired, now: float) -> Outcome[NodeState]:
-        return S.STOPPED, (ExitProcess(self.fault),)
+        worker = () if self._worker_gone else ("the worker process",)
+        parts = () if self._closed else ("transport and membership",)
+        missing = tuple(f"{part} did not end within {self._stop_bound:g} s" for part in (*worker, *parts))
+        return S.STOPPED, (teardown_timed_out(Component.NODE, missing), ExitProcess(self.fault))

@@ -6,6 +6,9 @@ tells its EdgeEstablisher, and what makes an assignment one that no node can tak
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from swactor_core.agreement import agreement, shared_of
 from swactor_core.ids import INPUT_PORT, OUTPUT_PORT, RoleId
 from swactor_core.messages import (
     InboundEdgeProvision,
@@ -26,7 +29,7 @@ def provision_stage(plan: RunPlan, stage: StagePlan, *, prefill_chunk: int) -> P
     inbound, outbound = edges[stage.inbound_edge], edges[stage.outbound_edge]
     model = plan.model
     last = stage.stage_index == stage.stage_count - 1
-    return ProvisionStage(
+    provision = ProvisionStage(
         run_id=plan.run_id,
         stage_index=stage.stage_index,
         stage_count=stage.stage_count,
@@ -63,7 +66,31 @@ def provision_stage(plan: RunPlan, stage: StagePlan, *, prefill_chunk: int) -> P
             plan.runtime.token_output_policy,
             prefill_chunk,
         ),
+        layer_bounds=(*(each.layer_start for each in plan.stages), model.num_layers),
     )
+    return replace(provision, agreement=agreement(stage.gguf_source.digest, shared_of(provision)))
+
+
+def impossible(provision: ProvisionStage) -> str:
+    """Why no node can take this assignment, whatever its model holds; empty when one can."""
+    index, count = provision.stage_index, provision.stage_count
+    start, end, layers = provision.layer_start, provision.layer_end_exclusive, provision.model.num_layers
+    inbound, outbound = provision.inbound, provision.outbound
+    if not 0 <= index < count:
+        return f"stage {index} of {count}"
+    if not 0 <= start < end <= layers:
+        return f"layers {start}..{end} of {layers}"
+    first = EdgeKind.TOKEN_IN if index == 0 else EdgeKind.ACTIVATION
+    last = EdgeKind.TOKEN_OUT if index == count - 1 else EdgeKind.ACTIVATION
+    if (inbound.kind, outbound.kind) != (first, last):
+        kinds = f"{inbound.kind} in and {outbound.kind} out"
+        return f"stage {index} of {count} with {kinds}, not {first} and {last}"
+    if inbound.edge_id == outbound.edge_id:
+        return f"edge {inbound.edge_id} both in and out"
+    rings = (inbound.ring_spec.direction, outbound.ring_spec.direction)
+    if rings != (RingDirection.INGRESS, RingDirection.EGRESS):
+        return f"rings for {rings[0]} in and {rings[1]} out"
+    return ""
 
 
 def token_edges(plan: RunPlan) -> tuple[ProvisionTx, ProvisionRx]:

@@ -1,4 +1,4 @@
-"""Receive and send pumps (spec section 25): one ring, one stream, one direction, no object boundaries.
+"""Recv-pump FSM and Send-pump FSM (spec section 25): one ring, one stream, one way, no object boundaries.
 
 Each step ends with at most one effect that the adapter must carry out next and answer with one event, so a
 pump never has two reads, writes or waits in flight. Knows counts of bytes, never bytes.

@@ -66,6 +66,9 @@ class Rendezvous(Machine[RendezvousState]):
         Row(S.EMPTY, StreamArrived, "_stream_first", (S.PENDING_STREAM,)),
         Row(S.PENDING_STREAM, EstablishRecv, "_spec_second", (S.PAIRED, S.RECV_SPEC)),
         Row(S.PENDING_STREAM, StreamArrived, "_duplicate", (S.PENDING_STREAM,)),
+        Row(S.EMPTY, StopEdge, None, (S.EMPTY,)),
+        # An edge that this end only sends on: whoever opened a stream for it is told so.
+        Row(S.PENDING_STREAM, StopEdge, "_stop_pending", (S.CLOSED,)),
         Row(S.PENDING_STREAM, TimerFired, "_unknown_edge", (S.CLOSED,)),
         Row(S.RECV_SPEC, StreamArrived, "_stream_second", (S.PAIRED, S.RECV_SPEC)),
         Row(S.RECV_SPEC, StopEdge, "_stop_unpaired", (S.CLOSED,)),
@@ -120,6 +123,12 @@ class Rendezvous(Machine[RendezvousState]):
         assert self._pending is not None
         pending, self._pending = self._pending, None
         return S.CLOSED, self._refuse(pending, StreamFaultReason.UNKNOWN_EDGE)
+
+    def _stop_pending(self, event: StopEdge, now: float) -> Outcome[RendezvousState]:
+        assert self._pending is not None
+        pending, self._pending = self._pending, None
+        refused = self._refuse(pending, StreamFaultReason.UNKNOWN_EDGE)
+        return S.CLOSED, (*self.cancel_timer("pending"), *refused)
 
     def _closed(self, event: StreamArrived, now: float) -> Outcome[RendezvousState]:
         return S.CLOSED, self._refuse(event, StreamFaultReason.UNKNOWN_EDGE)

@@ -2,6 +2,7 @@
 
 Plans once, provisions in parallel, passes the readiness barrier, injects sequence k + 1 only after consuming
 token k, and tears down after every end. Links, processes and membership give evidence; nothing else decides.
+Readiness, sequence and terminal outcome are its guarantees (spec section 39).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from swactor_core.machines.run_effects import (
     BuildPlan,
     Continue,
     DeliverToken,
+    FinishReason,
     FinishRun,
     OpenEndpoints,
     PlanBuilt,
@@ -150,6 +152,7 @@ class Run(Machine[RunState]):
         super().__init__()
         self.run_id = run_id
         self.outcome: RunOutcome | None = None
+        self.finish_reason: FinishReason | None = None
         self.fault: Fault | None = None
         self.tokens: list[int] = []
         self.plan: RunPlan | None = None
@@ -158,6 +161,7 @@ class Run(Machine[RunState]):
         self._bounds = bounds
         self._prefill_chunk = prefill_chunk
         self._ready: set[StageIndex] = set()
+        self._fetched: dict[StageIndex, int] = {}
         self._endpoints = False
         self._teardown = RunTeardown()
 
@@ -218,7 +222,12 @@ class Run(Machine[RunState]):
     def _progress(self, event: StageProgress, now: float) -> Outcome[RunState]:
         if not self._of_this_run(event):
             return S.WAITING_READY, ()
-        return S.WAITING_READY, (ReportProgress(event),)
+        if event.phase != "download" or event.done <= self._fetched.get(event.stage_index, 0):
+            return S.WAITING_READY, (ReportProgress(event),)
+        # A large model may take longer to come than any bound for getting ready: the bound is for silence.
+        self._fetched[event.stage_index] = event.done
+        bound = self.set_timer("bound", now + self._bounds.readiness)
+        return S.WAITING_READY, (ReportProgress(event), bound)
 
     def _stage_ready(self, event: StageReady, now: float) -> Outcome[RunState]:
         if not self._of_this_run(event):
@@ -262,7 +271,13 @@ class Run(Machine[RunState]):
             Emit(EventName.TOKEN_RECEIVED, {"sequence": event.sequence, "token_id": event.token_id}),
             DeliverToken(event.sequence, event.token_id),
         )
-        if event.token_id in plan.model.end_of_generation or len(self.tokens) >= plan.max_tokens:
+        if event.token_id in plan.model.end_of_generation:
+            self.finish_reason = FinishReason.END_OF_GENERATION
+        elif event.enough:
+            self.finish_reason = FinishReason.STOP_TEXT
+        elif len(self.tokens) >= plan.max_tokens:
+            self.finish_reason = FinishReason.LENGTH
+        if self.finish_reason is not None:
             self.outcome = RunOutcome.COMPLETED
             fields = {"tokens": len(self.tokens)}
             return S.COMPLETED, (

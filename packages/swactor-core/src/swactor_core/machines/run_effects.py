@@ -27,6 +27,15 @@ class RunState(StrEnum):
     DONE = "Done"
 
 
+class FinishReason(StrEnum):
+    """Why a completed run has no further token."""
+
+    END_OF_GENERATION = "eog"
+    STOP_TEXT = "stop"
+    LENGTH = "length"
+    CONTEXT = "context"
+
+
 class RunOutcome(StrEnum):
     COMPLETED = "completed"
     FAULTED = "faulted"

@@ -1,4 +1,4 @@
-"""What a run has given out and must get back (spec section 38): stages on nodes, and its token endpoints.
+"""Orchestrator teardown (spec section 38): the stages and token endpoints that a run must get back.
 
 A ledger, no machine: `run.py` enters what it provisioned, what stopped and which node is gone, and reads who
 is still to be told, who is waited for, and what the end cannot prove.

@@ -2,7 +2,8 @@
 
 Watches worker and edge events, issues one ExecuteStep at a time, reports to the orchestrator. Executes
 sequence s only after loading inbound sequence s, and writes s outbound. Moves no payload and opens no file:
-`OpenModel` asks its adapter for the worker's role configuration.
+`OpenModel` asks its adapter for the worker's role configuration. Readiness and weight use are its guarantees
+(spec section 39).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from swactor_core.events import EventName
 from swactor_core.faults import Component, Fault, FaultReason, RoleFailure, StepFailure
 from swactor_core.fsm import Action, Emit, Machine, Outcome, Row, Send
 from swactor_core.ids import RingId
+from swactor_core.machines.bounds import teardown_timed_out
 from swactor_core.machines.gates import ObjectConsumed, ProduceObject
 from swactor_core.machines.provisioning import stage_edges
 from swactor_core.machines.stage_effects import ModelFetch, ModelOpened, ModelRefused, OpenModel
@@ -385,8 +387,9 @@ class StageController(Machine[StageState]):
         return S.STOPPED, (*self.cancel_timer("teardown"), *self._stopped_report())
 
     def _teardown_timeout(self, event: TimerFired, now: float) -> Outcome[StageState]:
-        self._teardown.give_up(self._teardown_bound)
-        return S.STOPPED, self._stopped_report()
+        missing = self._teardown.give_up(self._teardown_bound)
+        timed_out = teardown_timed_out(Component.STAGE_CONTROLLER, missing)
+        return S.STOPPED, (timed_out, *self._stopped_report())
 
     def _stopped_report(self) -> tuple[Action, ...]:
         plan = self.provisioned

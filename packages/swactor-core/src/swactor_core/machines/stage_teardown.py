@@ -1,4 +1,4 @@
-"""What a stage must see end before it has stopped (spec section 38): its two edges and the worker's role.
+"""Stage teardown (spec section 38): what must end before it has stopped, its edges and the worker's role.
 
 A ledger, no machine: `stage.py` enters what stopped, and reads what is waited for and what the end cannot
 prove. A role that no ConfigureRole ever named is not waited for, nor is one whose worker is gone.

@@ -1,5 +1,6 @@
-"""GpuWorkerCtl (spec sections 28 and 31): one worker process at a time, its generation, rings and events.
+"""GpuWorkerCtl FSM (spec sections 28 and 31): one worker process at a time, its generation, rings, events.
 
+Worker restart (spec section 39): each start is a new generation, to which nothing of the former is valid.
 Owns who may talk to the worker and when; routes its events; turns its death into faults and into the
 proof that its rings are reaped. Knows no pipe and no process: `SpawnWorker`, `WriteWorker`, `KillWorker`
 are effects.
@@ -213,7 +214,8 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
         if isinstance(event, InstallRing):
             self.rings[event.ring_id] = event
         if isinstance(event, UninstallRing) and event.ring_id not in self.rings:
-            return self.state, (Send(ESTABLISHER, RingQuiesced(event.ring_id, process_reaped=True)),)
+            reaped = self.state is S.RUNNING  # with an earlier generation; one that stops was never given it
+            return self.state, (Send(ESTABLISHER, RingQuiesced(event.ring_id, process_reaped=reaped)),)
         write = WriteWorker(self.generation, event)
         if self.state is not S.RUNNING or not isinstance(event, UninstallRing | ResetRole):
             return self.state, (write,)

@@ -53,6 +53,9 @@ class StageRuntimeFacts:
 
 @dataclass(frozen=True, slots=True)
 class ProvisionStage:
+    """`layer_bounds` are all stages' (`agreement.Shared`); `agreement` is the digest of the orchestrator's
+    file and plan, which the node makes again of its own file before it loads."""
+
     run_id: RunId
     stage_index: StageIndex
     stage_count: int
@@ -63,6 +66,8 @@ class ProvisionStage:
     outbound: OutboundEdgeProvision
     model: StageModelFacts
     runtime: StageRuntimeFacts
+    layer_bounds: tuple[int, ...] = ()
+    agreement: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,12 @@ class InjectTokens:
 
 @dataclass(frozen=True, slots=True)
 class TokenReceived:
-    """Token endpoint to run: the token-out object of `sequence` said this id."""
+    """Token endpoint to run: the token-out object of `sequence` said this id. `enough`: whoever reads the
+    answer wants no token after it."""
 
     sequence: Sequence
     token_id: int
+    enough: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The data plane of one process: ArenaManager, EdgeEstablisher, Driver as actors on arena and transport.
 
 Used alike by nodes (rings installed in the worker) and by the orchestrator (rings installed in its token
-endpoint): `ring_host` says where InstallRing goes. Knows no worker, no model and no run.
+endpoint): `ring_host` says where InstallRing goes. Knows no worker, no model and no run. Edge identity (spec
+sections 24 and 39): an edge is found by its id, a peer by its node id, an actor of a peer never.
 """
 
 from __future__ import annotations
@@ -228,6 +229,7 @@ class Driver:
         self._pumps: dict[RingId, PumpTask] = {}
         self._pump_of_edge: dict[EdgeId, PumpTask] = {}
         self._tasks: dict[EdgeId, asyncio.Task[None]] = {}
+        self._sending: set[EdgeId] = set()
         system.spawn(DRIVER, self)
 
     def start(self) -> None:
@@ -251,6 +253,7 @@ class Driver:
                 if pump is not None:
                     pump.wake()
             case EstablishSend():
+                self._sending.add(message.edge_id)
                 self._start(
                     message.edge_id,
                     SendPumpTask(message, self._rings[message.ring_id], self._transport, **self._hooks()),
@@ -258,10 +261,13 @@ class Driver:
             case EstablishRecv() | StreamArrived():
                 self._system.tell(self._meeting(message.edge_id), message)
             case StopEdge(edge_id):
+                # Sending or receiving, never both; yet a peer may have opened a stream for an edge that this
+                # process sends on, and its rendezvous must not keep the stop from the send-pump.
+                if edge_id in self._sending:
+                    self._sending.discard(edge_id)
+                    self._stop(edge_id)
                 if edge_id in self._rendezvous:
                     self._system.tell(self._rendezvous[edge_id], message)
-                else:
-                    self._stop(edge_id)
             case _:
                 raise AssertionError(f"Driver does not take {type(message).__name__}")
 

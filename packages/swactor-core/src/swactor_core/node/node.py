@@ -1,4 +1,4 @@
-"""Assembly of one node: every part of `NodeAvailable`, in the order of `machines/node.py`.
+"""Assembly of one node (spec sections 5 and 8): all of `NodeAvailable`, in the order of `machines/node.py`.
 
 The adapter of NodeLife: starts transport and membership, connects membership to the transport's peers, hands
 commands from the orchestrator to the stage host. Ends with ExitProcess, always within its bounds.
@@ -63,6 +63,7 @@ log = logging.getLogger(__name__)
 
 NODE = Address(Component.NODE)
 WORKER = Address(Component.GPU_WORKER_CTL)
+BOOT_BOUND = 30.0
 STOP_BOUND = 12.0
 CLOSE_BOUND = 4.0
 
@@ -134,7 +135,12 @@ class Node:
             backend=settings.worker,
         )
         self._host(WORKER, ctl, self._worker.perform)
-        self.life = NodeLife(self.node_id, arena_ceiling=settings.arena_ceiling, stop_bound=STOP_BOUND)
+        self.life = NodeLife(
+            self.node_id,
+            arena_ceiling=settings.arena_ceiling,
+            boot_bound=BOOT_BOUND,
+            stop_bound=STOP_BOUND,
+        )
         self._host(NODE, self.life, self._perform)
 
     def _host(self, address: Address, machine: Any, perform: Any) -> None:

@@ -1,4 +1,4 @@
-"""Pump tasks: perform the effects of `machines/pumps.py` on one ring and one transport edge.
+"""Pump tasks (spec sections 25 and 34): `machines/pumps.py`'s effects on one ring and one transport edge.
 
 The hot path of a node: spans and cursors, no actor, no JSON. A pump's ring end belongs to it alone. A hint
 is acknowledged before cursors are loaded, and cursors are looked at before every wait, so that a hint sent

@@ -2,7 +2,7 @@
 
 Refuses what does not match (another run active, an impossible range) with a StageFault that says why, and
 performs the controller's `OpenModel` with the loader plug-in in a thread. Knows no transport: messages for
-the orchestrator leave through `to_orchestrator`.
+the orchestrator leave through `to_orchestrator`. Authority (spec sections 4 and 39) is kept here.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from swactor_core.actors import ActorSystem, MachineActor
+from swactor_core.agreement import agreement, bounds_fault, shared_of
 from swactor_core.errors import ModelError, SwactorError
 from swactor_core.events import EventName
 from swactor_core.faults import Component, Fault, FaultReason, ModelFailure
 from swactor_core.fsm import Effect, Send
 from swactor_core.ids import NodeId, node_hex
+from swactor_core.machines.provisioning import impossible
 from swactor_core.machines.stage import StageController, StageState
 from swactor_core.machines.stage_effects import ModelFetch, ModelOpened, ModelRefused, OpenModel
 from swactor_core.messages import Address, ProvisionStage, StageFault, StageStopped, StopRun
@@ -108,13 +110,7 @@ class StageHost:
         plan = self._provision
         if self.active and plan is not None:
             return f"run {plan.run_id} is active here as stage {plan.stage_index}"
-        if not 0 <= message.stage_index < message.stage_count:
-            return f"stage {message.stage_index} of {message.stage_count}"
-        if not 0 <= message.layer_start < message.layer_end_exclusive <= message.model.num_layers:
-            return (
-                f"layers {message.layer_start}..{message.layer_end_exclusive} of {message.model.num_layers}"
-            )
-        return ""
+        return impossible(message) or bounds_fault(message)
 
     def _forget_last(self) -> None:
         plan = self._provision
@@ -183,7 +179,7 @@ class StageHost:
     ) -> dict[str, Any]:
         source = provision.gguf_source
         layers = provision.layer_start, provision.layer_end_exclusive
-        model = self._loader.open(self._loader.resolve(source.uri, progress))
+        model = self._loader.open(self._loader.resolve(source.uri, progress), progress)
         try:
             digest = model.digest()
             if source.digest and digest != source.digest:
@@ -192,6 +188,14 @@ class StageHost:
                     f"{digest}, the plan was made for {source.digest}",
                     hint="put the same file on every node",
                     cause=ModelFailure.DIFFERENT_FILE,
+                )
+            mine = agreement(digest, shared_of(provision))
+            if source.digest and provision.agreement and mine != provision.agreement:
+                raise ModelError(
+                    f"node {node_hex(self._node_id)} understands this run's plan as {mine}, the orchestrator "
+                    f"as {provision.agreement}",
+                    hint="run the same version of swactor on every node",
+                    cause=ModelFailure.PLAN_DIFFERS,
                 )
             manifest = model.manifest(*layers)
             model.fetch(*layers, progress=progress)

@@ -16,17 +16,17 @@ from collections import deque
 from collections.abc import Callable
 
 from swactor_core.actors import ActorSystem
-from swactor_core.codec import MAX_LINE, CodecError, MessageCodec
+from swactor_core.codec import MAX_LINE, MessageCodec
 from swactor_core.fsm import Effect
 from swactor_core.ids import WorkerGeneration
 from swactor_core.machines.worker_ctl import ME
 from swactor_core.machines.worker_process import FromWorker, KillWorker, SpawnWorker, WriteWorker
 from swactor_core.messages import (
     WORKER_COMMANDS,
-    WORKER_EVENTS,
     ProcessNotification,
     ProcessNotificationKind,
 )
+from swactor_core.node.event_pipe import EventPipe
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,6 @@ MAX_UNREAD_COMMANDS = 16 * 1024 * 1024
 DRAIN_BOUND = 1.0
 
 _COMMANDS = MessageCodec(WORKER_COMMANDS)
-_EVENTS = MessageCodec(WORKER_EVENTS)
 
 
 class WorkerProcess:
@@ -91,6 +90,10 @@ class WorkerProcess:
         """One child's whole life: start, events, end."""
         fd, ceiling = self._arena()
         environment = {**os.environ, "SWACTOR_ARENA_FD": str(fd), "SWACTOR_ARENA_BYTES": str(ceiling)}
+        events = EventPipe(
+            lambda event: self._system.tell(ME, FromWorker(generation, event)),
+            lambda why: self._bad_event(generation, why),
+        )
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -98,7 +101,7 @@ class WorkerProcess:
                 "swactor_core.worker",
                 *self._arguments,
                 stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
+                stdout=events.writer,
                 stderr=asyncio.subprocess.PIPE,
                 pass_fds=(fd,) if fd >= 0 else (),
                 env=environment,
@@ -106,21 +109,25 @@ class WorkerProcess:
             )
         except OSError as error:
             self._notify(generation, ProcessNotificationKind.ERROR, 0, f"cannot start the worker: {error}")
+            events.close()
             return
+        except BaseException:
+            events.close()
+            raise
+        finally:
+            events.close_writer()
         self._process = process
         self._notify(generation, ProcessNotificationKind.STARTED, process.pid, "")
         talk: deque[str] = deque(maxlen=STDERR_LINES)
         try:
-            assert process.stdout is not None
             assert process.stderr is not None
-            events = asyncio.ensure_future(self._read_events(generation, process.stdout, process.pid))
             stderr = asyncio.ensure_future(_read_talk(process.stderr, talk))
             await process.wait()
             # A grandchild may hold the pipes open; what the worker itself wrote is there at once.
-            await asyncio.wait((events, stderr), timeout=DRAIN_BOUND)
-            events.cancel()
+            await asyncio.wait((events.ended, stderr), timeout=DRAIN_BOUND)
             stderr.cancel()
         finally:
+            events.close()
             if process.returncode is None:
                 process.kill()
             _close_pipes(process)
@@ -135,22 +142,9 @@ class WorkerProcess:
             f"{detail}{f'; it said: {last}' if last else ''}",
         )
 
-    async def _read_events(
-        self, generation: WorkerGeneration, stdout: asyncio.StreamReader, pid: int
-    ) -> None:
-        while True:
-            try:
-                line = await stdout.readline()
-                if not line:
-                    return
-                event = _EVENTS.decode(line)
-            except ValueError as error:  # CodecError, or a line over the limit
-                what = str(error) if isinstance(error, CodecError) else "an event line over the limit"
-                self._notify(
-                    generation, ProcessNotificationKind.ERROR, pid, f"bad event from the worker: {what}"
-                )
-                return
-            self._system.tell(ME, FromWorker(generation, event))
+    def _bad_event(self, generation: WorkerGeneration, why: str) -> None:
+        pid = 0 if self._process is None else self._process.pid
+        self._notify(generation, ProcessNotificationKind.ERROR, pid, f"bad event from the worker: {why}")
 
 
 async def _read_talk(stderr: asyncio.StreamReader, talk: deque[str]) -> None:

@@ -1,4 +1,4 @@
-"""Token endpoint adapter: the orchestrator's own ends of the two token edges, on host memory.
+"""Token endpoint adapter (spec section 10): the orchestrator's own ends of both token edges, on host memory.
 
 The same ring ends and machines as a worker's (`worker/rings.py`), with a bridge whose device is a bytearray.
 Writes prompt and token ids as u32 little-endian records, reads ids or logit rows. Knows no policy but the
@@ -129,7 +129,8 @@ class RingHost:
 
 
 class EndpointAdapter:
-    """Hosts one run's TokenEndpoint. With `sampler`, logits travel; `on_logits(sequence, row)` sees them."""
+    """Hosts one run's TokenEndpoint. With `sampler`, logits travel; `on_logits(sequence, row)` sees them.
+    `enough(token_id)` says whether the reader wants no token after it."""
 
     def __init__(
         self,
@@ -139,11 +140,13 @@ class EndpointAdapter:
         *,
         sampler: Sampler | None,
         on_logits: LogitsSink | None,
+        enough: Callable[[int], bool],
     ) -> None:
         self._system = system
         self._rings = rings
         self._sampler = sampler
         self._on_logits = on_logits
+        self._enough = enough
         actor = MachineActor(
             system,
             ENDPOINT,
@@ -168,10 +171,12 @@ class EndpointAdapter:
 
     def _decoded(self, loaded: ObjectLoaded, row: bytes) -> TokenDecoded | TokenUndecodable:
         if self._sampler is None:
-            return TokenDecoded(loaded.sequence, int.from_bytes(row[:4], "little"))
-        if self._on_logits is not None:
-            self._on_logits(loaded.sequence, row)
-        try:
-            return TokenDecoded(loaded.sequence, self._sampler.sample(row))
-        except UndecidableLogits as error:
-            return TokenUndecodable(loaded.sequence, error.message)
+            token_id = int.from_bytes(row[:4], "little")
+        else:
+            if self._on_logits is not None:
+                self._on_logits(loaded.sequence, row)
+            try:
+                token_id = self._sampler.pick(row)
+            except UndecidableLogits as error:
+                return TokenUndecodable(loaded.sequence, error.message)
+        return TokenDecoded(loaded.sequence, token_id, self._enough(token_id))

@@ -1,4 +1,4 @@
-"""Control links to candidate nodes: watch, command, and the evidence that one is gone.
+"""Control links to candidate nodes (spec sections 5 and 9): watch, command, and evidence that one is gone.
 
 One link per candidate: dials while membership shows it alive, asks to watch, hands every report on, and tells
 `NodeLost` when an established link breaks. A refusal is told, and asked again where that can help. Knows

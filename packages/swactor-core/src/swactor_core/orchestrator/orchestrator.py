@@ -1,7 +1,8 @@
 """Assembly of the orchestrator: identity, data plane, membership, links, and one run at a time.
 
-The run authority's process: it plans, provisions, injects and consumes tokens, and owns the outcome. It runs
-no model compute. People hear of progress through a `RunListener`; machines through events.
+The run authority's process (spec sections 5 and 7): it plans, provisions, injects and consumes tokens, and
+owns the outcome. It runs no model compute. People hear of progress through a `RunListener`, machines through
+events.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from swactor_core.machines.run import Run, RunBounds
 from swactor_core.machines.run_effects import (
     BuildPlan,
     DeliverToken,
+    FinishReason,
     FinishRun,
     OpenEndpoints,
     PlanBuilt,
@@ -111,13 +113,14 @@ class RunRequest:
             sampling=self.sampling,
             token_output_policy=self.token_output_policy,
             ring_capacity=self.ring_capacity,
+            prefill_chunk=self.prefill_chunk,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """The one outcome. `unproven` lists what teardown could not prove; `token_times` are monotonic seconds of
-    each token, `injected` of the prompt's injection."""
+    each token, `injected` of the prompt's injection; `finish_reason` is of a completed run."""
 
     outcome: RunOutcome
     fault: Fault | None
@@ -127,6 +130,7 @@ class RunResult:
     unproven: tuple[str, ...]
     injected: float
     token_times: tuple[float, ...]
+    finish_reason: FinishReason | None = None
 
 
 class RunListener:
@@ -140,6 +144,10 @@ class RunListener:
 
     def progress(self, progress: StageProgress) -> None:
         """A stage's preparation has moved."""
+
+    def enough(self, token_id: int) -> bool:
+        """Whether the answer is whole with this token: a stop text. Asked once a token, before `token`."""
+        return False
 
     def token(self, sequence: int, token_id: int) -> None:
         """One more token."""
@@ -313,8 +321,10 @@ class Orchestrator:
         self._pool_gate, self._run = gate, run
         sampler = None
         if request.token_output_policy is TokenOutputPolicy.LOGITS:
-            sampler = Sampler(request.sampling, request.token_count)
-        EndpointAdapter(self.system, self.bus, self._rings, sampler=sampler, on_logits=on_logits)
+            sampler = Sampler(request.sampling.after(request.prompt), request.token_count)
+        EndpointAdapter(
+            self.system, self.bus, self._rings, sampler=sampler, on_logits=on_logits, enough=listener.enough
+        )
         self._host(POOL, gate)
         self._host(RUN, run, defaults={"run_id": run_id})
         if self._broken is not None:
@@ -349,6 +359,7 @@ class Orchestrator:
             unproven=finish.unproven,
             injected=self._injected,
             token_times=tuple(self._times),
+            finish_reason=_finish_reason(run, request),
         )
 
     def stop_run(self) -> None:
@@ -504,3 +515,10 @@ class Orchestrator:
         self.on_finished()
         recorded = first if outcome is RunOutcome.FAULTED else None
         finished.set_result(FinishRun(outcome, recorded, (), unproven))
+
+
+def _finish_reason(run: Run, request: RunRequest) -> FinishReason | None:
+    """The run's, except that a plan of fewer tokens than were asked for ends with the context."""
+    if run.finish_reason is FinishReason.LENGTH and run.plan is not None:
+        return FinishReason.CONTEXT if run.plan.max_tokens < request.max_tokens else FinishReason.LENGTH
+    return run.finish_reason

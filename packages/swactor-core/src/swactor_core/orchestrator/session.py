@@ -30,11 +30,12 @@ from swactor_core.orchestrator.orchestrator import (
 from swactor_core.plugins import Plugins
 from swactor_core.spi.provider import Kind
 
-# A local node's death is known from its process at once; membership need not be quick to accuse a process
-# that kernel compilers on the same cores keep from running.
-LOCAL_SWIM = {"profile": "local", "suspicion_min": 2.0, "suspicion_max": 3.0}
+# A local node's death is known from its process at once; membership and transport need not be quick to accuse
+# a process that kernel compilers on the same cores keep from running. Their probes are all that a waiting run
+# does: at this pace all its processes together stay below a hundredth of a core.
+LOCAL_SWIM = {"profile": "local", "probe_interval": 2.0, "suspicion_min": 2.0, "suspicion_max": 3.0}
 # Ctrl-Z stops all processes of a local run together: it must go on when it is continued.
-LOCAL_QUIC = {"idle_timeout": 600.0}
+LOCAL_QUIC = {"idle_timeout": 600.0, "probe_interval": 4.0}
 
 
 class _Session:

@@ -93,6 +93,10 @@ class TextStream(Protocol):
 class Tokenizer(Protocol):
     @property
     def end_of_generation(self) -> frozenset[int]: ...
+    @property
+    def suppressed(self) -> frozenset[int]:
+        """Ids that the model's author says are never to be sampled."""
+
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Ids of `text`. Control tokens in the text are recognised only with `special`. No BOS is added."""
 
@@ -132,8 +136,9 @@ class Model(Protocol):
         total)` in bytes, called at least every few seconds. What `progress` raises ends the fetch and comes
         out of it. Raises ModelError, whose `cause` says why, when they cannot be had."""
 
-    def tokenizer(self) -> Tokenizer:
-        """Raises ModelError when the file has no vocabulary or its kind is not supported."""
+    def tokenizer(self, *, pre: str | None = None) -> Tokenizer:
+        """`pre` names a pre-tokenizer that overrules the file's. Raises ModelError when the file has no
+        vocabulary or its kind is not supported, UsageError when there is no such pre-tokenizer."""
 
     def close(self) -> None: ...
 
@@ -144,6 +149,6 @@ class Loader(Protocol):
         be a whole local file (fetched now if needed; `progress(done, total)` in bytes), else an address that
         means the same on every machine. Raises ModelError naming the remedy."""
 
-    def open(self, name: str) -> Model:
-        """Reads the header only, wherever it is. Raises ModelError with field and offset for a malformed
-        file."""
+    def open(self, name: str, progress: Callable[[int, int], None] | None = None) -> Model:
+        """Reads the header only, wherever it is; what `progress` raises ends that, as in `Model.fetch`.
+        Raises ModelError with field and offset for a malformed file."""

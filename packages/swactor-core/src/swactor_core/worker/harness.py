@@ -1,4 +1,4 @@
-"""Performs the worker machine's effects: the one place where rings, device and role code meet.
+"""Performs the worker machine's effects (spec section 31): where rings, device and role code meet.
 
 Knows no pipe: commands come in through `take`, events leave through `emit`, so that the same harness runs in
 the worker process and inside a test. Everything happens on the caller's thread, which is the device thread.
@@ -224,7 +224,8 @@ class Harness:
         if command.direction is RingDirection.INGRESS:
             end = IngressEnd(command, ring, self._objects, report=self._report, hint=self._outside.emit)
         else:
-            end = EgressEnd(command, ring, self._objects.bridge, report=self._report, hint=self._outside.emit)
+            # At once: the node sends the bytes while the rest of the step is still being told.
+            end = EgressEnd(command, ring, self._objects.bridge, report=self._report, hint=self._emit_now)
         self._ends[command.ring_id] = end
         return RingOpened(command.ring_id)
 

@@ -1,4 +1,4 @@
-"""Ring ends: the ingress and egress machines' effects, performed on a `Ring` and a `DeviceBridge`.
+"""Ring ends (spec section 34): the ingress and egress machines' effects, on a `Ring` and a `DeviceBridge`.
 
 Knows spans, cursors, copies and the wake rule (spi/arena.py). Must not know commands, steps or the node: an
 end reports messages to its harness, and hints through `hint`. Nothing here waits for the other side.

@@ -1,4 +1,4 @@
-"""Role code: building a stage from ConfigureRole, and running one step of it.
+"""Role code (spec sections 16 and 29): a stage from ConfigureRole, and one step of it.
 
 Knows the worker plug-in's interface and turns what it raises into reasons. Must not know rings or lines. An
 exception that the interface does not name passes through: the device's state is then unknown, and a worker

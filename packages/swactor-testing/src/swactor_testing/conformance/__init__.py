@@ -8,16 +8,47 @@ from __future__ import annotations
 
 import pytest
 
-_CHAPTERS = ("bounds", "control", "edges", "transport", "transport_rig")
+_CHAPTERS = (
+    "arena",
+    "bounds",
+    "control",
+    "device",
+    "edges",
+    "loader",
+    "membership",
+    "rings",
+    "stages",
+    "tokenizer",
+    "transport",
+    "transport_rig",
+    "worker",
+    "worker_rig",
+)
 # The contracts' assert statements explain themselves like those of a test module.
 pytest.register_assert_rewrite(*(f"{__name__}.{chapter}" for chapter in _CHAPTERS))
 
-from swactor_testing.conformance.capabilities import (  # noqa: E402 - after the line above, which must be first
+from swactor_testing.conformance.arena import ArenaContract  # noqa: E402 - the line above must be first
+from swactor_testing.conformance.capabilities import (  # noqa: E402
+    ArenaCapabilities,
+    LoaderCapabilities,
+    MembershipCapabilities,
     TransportCapabilities,
+    WorkerCapabilities,
 )
+from swactor_testing.conformance.loader import LoaderContract  # noqa: E402
+from swactor_testing.conformance.membership import MembershipContract  # noqa: E402
 from swactor_testing.conformance.transport import TransportContract  # noqa: E402
+from swactor_testing.conformance.worker import WorkerContract  # noqa: E402
 
 __all__ = [
+    "ArenaCapabilities",
+    "ArenaContract",
+    "LoaderCapabilities",
+    "LoaderContract",
+    "MembershipCapabilities",
+    "MembershipContract",
     "TransportCapabilities",
     "TransportContract",
+    "WorkerCapabilities",
+    "WorkerContract",
 ]

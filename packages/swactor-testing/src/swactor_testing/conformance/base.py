@@ -28,7 +28,7 @@ class Contract(Generic[P, C]):
         super().__init_subclass__(**options)
         for name, function in vars(cls).items():
             if name.startswith("test_") and inspect.iscoroutinefunction(function):
-                pytest.mark.asyncio(function)
+                pytest.mark.asyncio(loop_scope="function")(function)
 
     @pytest.fixture
     def plugin(self) -> P:

@@ -59,6 +59,7 @@ class WorkerCapabilities:
     """What the backend is run with: `manifest(layer_start, layer_end_exclusive)` of one small model, `prompt`
     token ids of it, `settings` of the backend, and `max_context` rows.
 
+    `in_process` as in its provider's capabilities: several live in one process, on its event loop.
     `deterministic`: the same prompt gives the same ids. `split_invariant`: however layers are divided over
     stages. `expected`: the ids that greedy sampling makes of `prompt`, where they are known. `copy_polls` is
     how often the kit asks for the completion of one copy, a millisecond apart."""
@@ -69,6 +70,7 @@ class WorkerCapabilities:
     prompt: tuple[int, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     max_context: int = 64
+    in_process: bool = False
     deterministic: bool = True
     split_invariant: bool = True
     expected: tuple[int, ...] = ()

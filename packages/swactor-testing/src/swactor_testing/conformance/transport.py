@@ -191,7 +191,8 @@ class TransportContract(ControlContract):
             if child.returncode is None:
                 child.kill()
             await within(rig.patience, child.wait(), "the child's end")
-            child._transport.close()  # type: ignore[attr-defined]  # its pipe would outlive the loop
+            assert child.stdin is not None
+            child.stdin.close()
 
     async def test_a_killed_peer_breaks_its_edge_and_is_told_once(self, rig: TransportRig) -> None:
         """What arrived is read first; then EdgeBroken with a reason, never a clean end; `on_peer_lost` hears

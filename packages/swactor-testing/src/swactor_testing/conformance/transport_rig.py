@@ -200,12 +200,12 @@ class Neighbour:
 class TransportTests(Contract[TransportPlugin, TransportCapabilities]):
     """Fixtures of the transport contract."""
 
-    @pytest_asyncio.fixture
+    @pytest_asyncio.fixture(loop_scope="function")
     async def rig(self, plugin: TransportPlugin) -> AsyncIterator[TransportRig]:
         rig = TransportRig(plugin, self.capabilities)
         yield rig
         await rig.close()
 
-    @pytest_asyncio.fixture
+    @pytest_asyncio.fixture(loop_scope="function")
     async def pair(self, rig: TransportRig) -> Pair:
         return await rig.pair()

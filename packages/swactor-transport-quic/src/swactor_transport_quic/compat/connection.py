@@ -7,6 +7,7 @@ clock and no edge.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,6 +21,11 @@ from aioquic.quic.stream import QuicStream
 
 from swactor_transport_quic.compat.packets import ShortPackets
 from swactor_transport_quic.identity import Claim, IdentityRejected, read_certificate
+
+TIMER_STEP = 0.001
+"""Seconds: the event loop's timers are no finer."""
+SMALLEST_BURST = 10
+"""Datagrams, the first window of RFC 9002 section 7.2."""
 
 MAX_DATA = 2**61
 """Connection-level credit: never the limit, so that one stalled stream cannot starve another."""
@@ -68,6 +74,31 @@ class BurstLimit(QuicPacketPacer):
 
     def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
         pass
+
+
+class PacedBursts(QuicPacketPacer):
+    """Spreads a window over its round trip (RFC 9002 section 7.7) in bursts that a timer of a millisecond can
+    release: aioquic's own 16 datagrams per wake-up would be the ceiling of a fast path's rate."""
+
+    def __init__(self, *, max_datagram_size: int) -> None:
+        super().__init__(max_datagram_size=max_datagram_size)
+        self._rate = math.inf  # datagrams a second
+        self._credit = float(SMALLEST_BURST)
+        self._credit_at = 0.0
+
+    def next_send_time(self, now: float) -> float | None:  # type: ignore[override]  # None is what it returns
+        if self._rate == math.inf:
+            return None
+        most = max(SMALLEST_BURST, self._rate * 2 * TIMER_STEP)
+        self._credit = min(most, self._credit + (now - self._credit_at) * self._rate)
+        self._credit_at = now
+        return None if self._credit >= 1 else now + max(TIMER_STEP, (1 - self._credit) / self._rate)
+
+    def update_after_send(self, now: float) -> None:
+        self._credit -= 1
+
+    def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
+        self._rate = 1.25 * congestion_window / self._max_datagram_size / max(smoothed_rtt, TIMER_STEP / 10)
 
 
 class SendHalf:
@@ -125,6 +156,8 @@ class Connection(ShortPackets):
     """A connection whose credit is granted, whose peer is named by its key, and whose flushes are bounded.
 
     `limits(alpn)` gives the stream limits, `judge(claim)` returns why a peer is refused or an empty string.
+    `burst` datagrams at most leave in one flush, without pacing; None paces. `largest` is the datagram size
+    that the path is probed for.
     """
 
     def __init__(
@@ -134,10 +167,12 @@ class Connection(ShortPackets):
         limits: Callable[[str], StreamLimits],
         judge: Callable[[Claim], str],
         burst: int | None,
+        largest: int = 0,
         original_destination_connection_id: bytes | None = None,
         retry_source_connection_id: bytes | None = None,
     ) -> None:
         super().__init__(
+            largest=largest,
             configuration=configuration,
             original_destination_connection_id=original_destination_connection_id,
             retry_source_connection_id=retry_source_connection_id,
@@ -150,6 +185,8 @@ class Connection(ShortPackets):
         if burst is not None:
             self._burst_limit = BurstLimit(max_datagram_size=configuration.max_datagram_size, burst=burst)
             self._loss._pacer = self._burst_limit
+        else:
+            self._loss._pacer = PacedBursts(max_datagram_size=configuration.max_datagram_size)
         if configuration.is_client:
             assert configuration.alpn_protocols is not None
             self._apply_limits(configuration.alpn_protocols[0])

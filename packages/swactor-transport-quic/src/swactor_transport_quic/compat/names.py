@@ -15,7 +15,7 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.packet_builder import QuicPacketBuilder
-from aioquic.quic.recovery import QuicPacketSpace
+from aioquic.quic.recovery import QuicPacketPacer, QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 from swactor_core.errors import PluginError
 
@@ -86,6 +86,7 @@ STREAM_NAMES = (
 SENDER_NAMES = (
     "_buffer_start",
     "_buffer_stop",
+    "_pending_eof",
     "_reset_error_code",
     "buffer_is_empty",
     "get_frame",
@@ -97,13 +98,31 @@ SENDER_NAMES = (
 RECEIVER_NAMES = ("is_finished", "handle_frame", "highest_offset")
 SPACE_NAMES = (
     "ack_at",
+    "ack_eliciting_in_flight",
     "ack_queue",
     "expected_packet_number",
+    "largest_acked_packet",
     "largest_received_packet",
     "largest_received_time",
+    "loss_time",
     "received_packets",
+    "sent_packets",
 )
-LOSS_NAMES = ("_pacer", "_on_packets_lost", "on_ack_received", "on_packet_sent")
+LOSS_NAMES = (
+    "_cc",
+    "_on_packets_lost",
+    "_pacer",
+    "_pto_count",
+    "_rtt_initialized",
+    "_rtt_latest",
+    "_rtt_min",
+    "_rtt_smoothed",
+    "_rtt_variance",
+    "max_ack_delay",
+    "on_ack_received",
+    "on_packet_sent",
+    "peer_completed_address_validation",
+)
 MODULE_NAMES = (
     "MAX_STREAM_DATA_FRAME_CAPACITY",
     "QuicConnectionError",
@@ -116,6 +135,7 @@ CRYPTO_NAMES = ("aead", "hp", "key_phase")
 PAIR_NAMES = ("recv", "send", "_update_key_requested")
 AEAD_NAMES = ("_aead", "_iv")
 PROTECTION_NAMES = ("_encryptor", "_is_chacha20")
+PACER_NAMES = ("_max_datagram_size", "next_send_time", "update_after_send", "update_rate")
 PATH_NAMES = ("addr", "bytes_sent", "is_validated", "remote_challenges")
 BUILDER_NAMES = ("_packet",)
 
@@ -149,6 +169,7 @@ def private_names() -> dict[str, tuple[Any, tuple[str, ...]]]:
         "CryptoContext": (pair.send, CRYPTO_NAMES),
         "AEAD": (AEAD(b"aes-128-gcm", bytes(16), bytes(12)), AEAD_NAMES),
         "HeaderProtection": (HeaderProtection(b"aes-128-ecb", bytes(16)), PROTECTION_NAMES),
+        "QuicPacketPacer": (QuicPacketPacer(max_datagram_size=1200), PACER_NAMES),
         "QuicNetworkPath": (_connection.QuicNetworkPath(("", 0)), PATH_NAMES),
         "QuicPacketBuilder": (builder, BUILDER_NAMES),
     }

@@ -1,10 +1,8 @@
-"""1-RTT packets by a short way: what nearly every datagram of a running connection is.
+"""1-RTT packets by a short way, leaving, and how large they may be.
 
-aioquic builds and reads each packet with the machinery of all packet types, walks every open stream for each,
-and makes a handful of objects for it. Here is the same for the one case that matters: handshake confirmed,
-validated path, frames STREAM, ACK, MAX_STREAM_DATA, PING and PADDING. Whatever is not that case, and every
-error, is left to aioquic, before anything was changed. Wire format: RFC 9000 sections 17.3 and 19, RFC 9001
-section 5. Knows no edge, no socket and no clock.
+aioquic builds each packet with the machinery of all packet types and walks every open stream for it. Here
+only the streams that want something are looked at; see `arriving` for what is left to aioquic. Knows no edge,
+no socket and no clock.
 """
 
 from __future__ import annotations
@@ -12,44 +10,25 @@ from __future__ import annotations
 from typing import Any
 
 from aioquic import tls
-from aioquic.quic.connection import (
-    QuicConnection,
-    QuicConnectionError,
-    QuicConnectionState,
-    QuicReceiveContext,
-)
-from aioquic.quic.packet import QuicFrameType, QuicPacketType, QuicStreamFrame, decode_packet_number
+from aioquic.quic.connection import QuicConnectionState
+from aioquic.quic.packet import QuicPacketType
 from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder, QuicSentPacket
-from aioquic.quic.rangeset import RangeSet
-from aioquic.quic.recovery import MAX_ACK_RANGES, QuicPacketSpace
-from aioquic.quic.stream import FinalSizeError, QuicStream
-from cryptography.exceptions import InvalidTag
+from aioquic.quic.recovery import QuicPacketSpace
+from aioquic.quic.stream import QuicStream
 
-Address = Any
+from swactor_transport_quic.compat.arriving import CONNECTION_ID_BYTES, Address, ArrivingPackets
+from swactor_transport_quic.path_size import PathSize
 
-CONNECTION_ID_BYTES = 8
 _PACKET_NUMBER_BYTES = 2  # aioquic's, for all packets it sends
 _HEADER_BYTES = 1 + CONNECTION_ID_BYTES + _PACKET_NUMBER_BYTES
 _TAG_BYTES = 16
-_SAMPLE_FROM = 1 + CONNECTION_ID_BYTES + 4  # RFC 9001 section 5.4.2
-_SHORTEST = _SAMPLE_FROM + 16
-_LONG_HEADER = 0x80
 _FIXED_BIT = 0x40
-_KEY_PHASE = 0x04
-_RESERVED = 0x18
 _ACK_ROOM = 64
 """Bytes that an acknowledgement of a single range and its neighbours may take."""
 _ACK_RANGES = 32
 """Ranges in one frame, at most; older ones need not be told (RFC 9000 section 13.2.3)."""
-_IDLE_STEP = 0.05
-"""Seconds by which the idle deadline may lag: it is renewed once in this time, not with every packet."""
-
-_ACK_DELAY = 0.015
-"""Seconds until an acknowledgement leaves alone. An answer or more data takes it along before that; both ends
-promise 0.025 (max_ack_delay), after which a sender asks."""
-_ACK_AT_ONCE = 8
-"""Packets that are acknowledged without delay, whoever sends less than a batch at a time."""
-
+_BLACK_HOLE_TIMEOUTS = 3
+"""Probe timeouts in a row after which the size of datagrams is suspected (RFC 8899 section 4.3)."""
 _LOST = QuicDeliveryState.LOST
 
 
@@ -64,33 +43,19 @@ def encode_varint(value: int) -> bytes:
     return (value | 0xC000000000000000).to_bytes(8, "big")
 
 
-def decode_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Value and the offset behind it. Raises IndexError beyond the end."""
-    first = data[at]
-    if first < 0x40:
-        return first, at + 1
-    if first < 0x80:
-        return (first & 0x3F) << 8 | data[at + 1], at + 2
-    end = at + (4 if first < 0xC0 else 8)
-    if end > len(data):
-        raise IndexError
-    return int.from_bytes(data[at:end], "big") & (0x3FFFFFFF if first < 0xC0 else 0x3FFFFFFFFFFFFFFF), end
+class SizeProbe(QuicSentPacket):
+    """A packet that is sent to see whether the path carries its size."""
 
 
-class ShortPackets(QuicConnection):
-    """`general` set means that the next flush goes through aioquic: something of another kind may be due.
+class ShortPackets(ArrivingPackets):
+    """Sends what `ArrivingPackets` says is wanted."""
 
-    `wanting` are the streams that may have data or credit to send, so that a flush does not look at others.
-    """
-
-    def __init__(self, **keywords: Any) -> None:
+    def __init__(self, *, largest: int = 0, **keywords: Any) -> None:
+        """The path is probed for `largest`, from the configured datagram size on."""
         super().__init__(**keywords)
-        self.general = True
-        self.wanting: dict[QuicStream, None] = {}
         self._aborted: set[QuicStream] = set()
-        self._idle_renewed = 0.0
-        self._unacknowledged = 0
-        self._one_rtt: tuple[Any, QuicPacketSpace] | None = None
+        self._probed_at = 0.0
+        self._path_size = PathSize(self._max_datagram_size, largest)
         lose = self._loss._on_packets_lost
 
         def lost(**keywords: Any) -> None:
@@ -101,194 +66,9 @@ class ShortPackets(QuicConnection):
 
         self._loss._on_packets_lost = lost  # type: ignore[method-assign]
 
-    def _keys(self) -> tuple[Any, QuicPacketSpace]:
-        # Looked up once: an Epoch hashes in Python, and neither object is replaced after the handshake.
-        if self._one_rtt is None:
-            self._one_rtt = self._cryptos[tls.Epoch.ONE_RTT], self._spaces[tls.Epoch.ONE_RTT]
-        return self._one_rtt
-
-    # What arrives
-
-    def receive_datagram(self, data: bytes, addr: Address, now: float) -> None:
-        if not self._receive_short(data, addr, now):
-            self.general = True
-            super().receive_datagram(data, addr, now)
-
-    def _is_ending(self) -> bool:
-        return self._close_pending or self._state is not QuicConnectionState.CONNECTED
-
-    def _receive_short(self, data: bytes, addr: Address, now: float) -> bool:
-        """False, having changed nothing, when this datagram is for aioquic."""
-        if (
-            not self._handshake_confirmed
-            or len(data) < _SHORTEST
-            or data[0] & _LONG_HEADER
-            or self._is_ending()
-            or data[1 : 1 + CONNECTION_ID_BYTES] != self.host_cid
-        ):
-            return False
-        path = self._network_paths[0]
-        pair, space = self._keys()
-        crypto = pair.recv
-        if path.addr != addr or not path.is_validated or crypto.aead is None or crypto.hp._is_chacha20:
-            return False
-        mask = crypto.hp._encryptor.update(data[_SAMPLE_FROM:_SHORTEST])
-        first = data[0] ^ (mask[0] & 0x1F)
-        if first & _RESERVED or (first & _KEY_PHASE) >> 2 != crypto.key_phase:
-            return False
-        number_bytes = (first & 0x03) + 1
-        end = 9 + number_bytes
-        truncated = int.from_bytes(data[9:end], "big") ^ int.from_bytes(mask[1 : 1 + number_bytes], "big")
-        number = decode_packet_number(truncated, number_bytes * 8, space.expected_packet_number)
-        header = bytes((first,)) + data[1:9] + truncated.to_bytes(number_bytes, "big")
-        aead = crypto.aead
-        try:
-            payload = aead._aead.decrypt((aead._iv ^ number).to_bytes(12, "big"), data[end:], header)
-        except InvalidTag:
-            return True
-        if number in space.received_packets:
-            return True
-        if number > space.expected_packet_number:
-            space.expected_packet_number = number + 1
-        eliciting = self._take_frames(payload, space, path, now)
-        if self._is_ending():
-            return True
-        if now - self._idle_renewed >= _IDLE_STEP:
-            self._idle_renewed = now
-            self._close_at = now + self._idle_timeout()
-        self._ack_eliciting_sent_since_receipt = False
-        in_order = number == space.largest_received_packet + 1
-        if number > space.largest_received_packet:
-            space.largest_received_packet = number
-            space.largest_received_time = now
-        space.ack_queue.add(number)
-        space.received_packets.add(number)
-        if len(space.ack_queue) > MAX_ACK_RANGES:
-            space.ack_queue.shift()
-        if eliciting:
-            if space.ack_at is None:
-                space.ack_at = now + _ACK_DELAY
-                self._unacknowledged = 0
-            self._unacknowledged += 1
-            if self._unacknowledged >= _ACK_AT_ONCE or not in_order:
-                space.ack_at = now  # RFC 9000 section 13.2.1: a gap is told at once
-        return True
-
-    def _take_frames(self, payload: bytes, space: QuicPacketSpace, path: Any, now: float) -> bool:
-        """Handles the frames of one packet; whether it is to be acknowledged. A frame of another kind, and
-        all behind it, are aioquic's."""
-        at, end, eliciting = 0, len(payload), False
-        if not end:
-            return self._take_the_rest(payload, path, now)
-        while at < end:
-            kind = payload[at]
-            if 0x08 <= kind <= 0x0F:
-                behind = self._take_stream_frame(payload, at, kind)
-            elif kind == QuicFrameType.ACK:
-                behind = self._take_ack_frame(payload, at + 1, space, now)
-            elif kind == QuicFrameType.MAX_STREAM_DATA:
-                behind = self._take_credit_frame(payload, at + 1)
-            elif kind == QuicFrameType.PING or kind == QuicFrameType.PADDING:
-                behind = at + 1
-            else:
-                behind = 0
-            if not behind:
-                return self._take_the_rest(payload[at:], path, now) or eliciting
-            eliciting = eliciting or (kind != QuicFrameType.ACK and kind != QuicFrameType.PADDING)
-            at = behind
-        return eliciting
-
-    def _take_the_rest(self, payload: bytes, path: Any, now: float) -> bool:
-        self.general = True
-        context = QuicReceiveContext(
-            epoch=tls.Epoch.ONE_RTT,
-            host_cid=self.host_cid,
-            network_path=path,
-            quic_logger_frames=None,
-            time=now,
-            version=None,
-        )
-        try:
-            eliciting, _ = self._payload_received(context, payload)
-        except QuicConnectionError as error:
-            self.close(
-                error_code=error.error_code, frame_type=error.frame_type, reason_phrase=error.reason_phrase
-            )
-            return False
-        return eliciting
-
-    def _take_stream_frame(self, payload: bytes, at: int, kind: int) -> int:
-        """The offset behind the frame; 0, having changed nothing, when it is for aioquic."""
-        try:
-            stream_id, at = decode_varint(payload, at + 1)
-            offset = 0
-            if kind & 4:
-                offset, at = decode_varint(payload, at)
-            behind = len(payload)
-            if kind & 2:
-                length, at = decode_varint(payload, at)
-                behind = at + length
-        except IndexError:
-            return 0
-        stream = self._streams.get(stream_id)
-        stop = offset + behind - at
-        if (
-            stream is None
-            or kind & 1  # the end of a stream: aioquic discards it with the next flush
-            or not at < behind <= len(payload)
-            or stop > stream.max_stream_data_local  # 0 for a stream that only this side may send on
-        ):
-            return 0
-        receiver = stream.receiver
-        fresh = stop - receiver.highest_offset
-        try:
-            event = receiver.handle_frame(QuicStreamFrame(data=payload[at:behind], offset=offset))
-        except FinalSizeError:
-            return 0
-        if event is not None:
-            self._events.append(event)
-            if event.end_stream:
-                self.general = True
-        if fresh > 0:
-            self._local_max_data.used += fresh
-        return behind
-
-    def _take_ack_frame(self, payload: bytes, at: int, space: QuicPacketSpace, now: float) -> int:
-        try:
-            largest, at = decode_varint(payload, at)
-            delay, at = decode_varint(payload, at)
-            more, at = decode_varint(payload, at)
-            first, at = decode_varint(payload, at)
-        except IndexError:
-            return 0
-        if more or first > largest:
-            return 0  # several ranges mean loss or reordering, which is rare
-        self._loss.on_ack_received(
-            ack_rangeset=RangeSet([range(largest - first, largest + 1)]),
-            ack_delay=(delay << self._remote_ack_delay_exponent) / 1_000_000,
-            now=now,
-            space=space,
-        )
-        return at
-
-    def _take_credit_frame(self, payload: bytes, at: int) -> int:
-        try:
-            stream_id, at = decode_varint(payload, at)
-            limit, at = decode_varint(payload, at)
-        except IndexError:
-            return 0
-        stream = self._streams.get(stream_id)
-        if stream is None or not self._stream_can_send(stream_id):
-            return 0
-        if limit > stream.max_stream_data_remote:
-            stream.max_stream_data_remote = limit
-            self.wanting[stream] = None
-        return at
-
-    # What leaves
-
     def datagrams_to_send(self, now: float) -> list[tuple[bytes, Address]]:
         if self.general or self._close_pending or self._ping_pending or self._probe_pending:
+            self.settle()
             sent = super().datagrams_to_send(now)
             self.general = self._something_general()
             return sent
@@ -296,9 +76,28 @@ class ShortPackets(QuicConnection):
             return []
         return self._short_datagrams(now)
 
+    def get_timer(self) -> float | None:
+        if self._late_acks:
+            self.settle()
+        return super().get_timer()
+
+    def handle_timer(self, now: float) -> None:
+        if self._late_acks:
+            self.settle()
+        super().handle_timer(now)
+        if self._loss._pto_count >= _BLACK_HOLE_TIMEOUTS and self._path_size.fall_back(now):
+            self._use_size()
+
     def has_something(self, now: float) -> bool:
         """Whether a flush may have anything to send: cheaper to ask than to flush."""
-        if self.general or self.wanting or self._close_pending or self._ping_pending or self._probe_pending:
+        if (
+            self.general
+            or self.wanting
+            or self._close_pending
+            or self._ping_pending
+            or self._probe_pending
+            or self.probe_due(now)
+        ):
             return True
         ack_at = self._keys()[1].ack_at
         return ack_at is not None and ack_at <= now
@@ -335,17 +134,16 @@ class ShortPackets(QuicConnection):
         )
 
     def _short_datagrams(self, now: float) -> list[tuple[bytes, Address]]:
-        pair, space = self._keys()
+        _, space = self._keys()
         loss, path = self._loss, self._network_paths[0]
         pacer = loss._pacer
-        send = pair.send
-        aead, iv, protect = send.aead._aead, send.aead._iv, send.hp._encryptor.update
-        peer = self._peer_cid.cid
-        first = _FIXED_BIT | (send.key_phase << 2) | (_PACKET_NUMBER_BYTES - 1)
         room = self._max_datagram_size - _HEADER_BYTES - _TAG_BYTES
         window = loss.congestion_window - loss.bytes_in_flight
         made: list[tuple[bytes, Address]] = []
         self._pacing_at = None
+        probe = self._path_size.due(now)
+        if probe:
+            made.append((self._probe(probe, now), path.addr))
         while True:
             acknowledge = space.ack_at is not None and space.ack_at <= now
             if not acknowledge:
@@ -373,18 +171,7 @@ class ShortPackets(QuicConnection):
             payload = b"".join(frames)
             if len(payload) < 4 - _PACKET_NUMBER_BYTES:
                 payload = payload.ljust(4 - _PACKET_NUMBER_BYTES, b"\0")
-            short_number = number & 0xFFFF
-            header = bytes((first,)) + peer + short_number.to_bytes(2, "big")
-            body = aead.encrypt((iv ^ number).to_bytes(12, "big"), payload, header)
-            mask = protect(body[2:18])
-            data = b"".join(
-                (
-                    bytes((first ^ (mask[0] & 0x1F),)),
-                    peer,
-                    (short_number ^ int.from_bytes(mask[1:3], "big")).to_bytes(2, "big"),
-                    body,
-                )
-            )
+            data = self._seal(payload, number)
             size = len(data)
             packet = QuicSentPacket(
                 tls.Epoch.ONE_RTT,
@@ -397,17 +184,86 @@ class ShortPackets(QuicConnection):
                 size,
                 handlers,
             )
-            self._packet_number = number + 1
-            loss.on_packet_sent(packet=packet, space=space)
-            pacer.update_after_send(now=now)
-            path.bytes_sent += size
+            self._register(packet, now)
             if eliciting:
                 window -= size
-                if not self._ack_eliciting_sent_since_receipt:
-                    self._ack_eliciting_sent_since_receipt = True
-                    self._close_at = now + self._idle_timeout()
             made.append((data, path.addr))
         return made
+
+    def _seal(self, payload: bytes, number: int) -> bytes:
+        """The protected packet (RFC 9001 sections 5.3 and 5.4)."""
+        send = self._keys()[0].send
+        peer = self._peer_cid.cid
+        first = _FIXED_BIT | (send.key_phase << 2) | (_PACKET_NUMBER_BYTES - 1)
+        short_number = number & 0xFFFF
+        header = bytes((first,)) + peer + short_number.to_bytes(2, "big")
+        nonce = (send.aead._iv ^ number).to_bytes(12, "big")
+        body = send.aead._aead.encrypt(nonce, payload, header)
+        mask = send.hp._encryptor.update(body[2:18])
+        return b"".join(
+            (
+                bytes((first ^ (mask[0] & 0x1F),)),
+                peer,
+                (short_number ^ int.from_bytes(mask[1:3], "big")).to_bytes(2, "big"),
+                body,
+            )
+        )
+
+    def _register(self, packet: QuicSentPacket, now: float) -> None:
+        self._packet_number = packet.packet_number + 1
+        self._loss.on_packet_sent(packet=packet, space=self._keys()[1])
+        self._loss._pacer.update_after_send(now=now)
+        self._network_paths[0].bytes_sent += packet.sent_bytes
+        if packet.is_ack_eliciting and not self._ack_eliciting_sent_since_receipt:
+            self._ack_eliciting_sent_since_receipt = True
+            self._close_at = now + self._idle_timeout()
+
+    # The path's size
+
+    def _probe(self, size: int, now: float) -> bytes:
+        """A ping that fills a datagram of `size`. Its loss says nothing of congestion (RFC 9000 14.4)."""
+        number = self._packet_number
+        payload = b"\x01".ljust(size - _HEADER_BYTES - _TAG_BYTES, b"\0")
+        data = self._seal(payload, number)
+        packet = SizeProbe(
+            tls.Epoch.ONE_RTT,
+            True,
+            True,
+            False,
+            number,
+            QuicPacketType.ONE_RTT,
+            now,
+            size,
+            [(self._on_probe_delivery, (size,))],
+        )
+        self._path_size.sent(size)
+        self._probed_at = now
+        self._register(packet, now)
+        return data
+
+    def _on_probe_delivery(self, delivery: QuicDeliveryState, size: int) -> None:
+        if delivery is _LOST:
+            self._path_size.lost(size, self._probed_at)
+        else:
+            self._path_size.acknowledged(size, self._probed_at)
+            self._use_size()
+
+    def probe_due(self, now: float) -> bool:
+        """Whether the next flush probes the path."""
+        return not self.general and self._path_size.due(now) > 0
+
+    def too_big(self, size: int, now: float) -> None:
+        """The kernel refused to send a datagram of `size`."""
+        self._path_size.refused(size, now)
+        self._use_size()
+
+    def _use_size(self) -> None:
+        size = self._path_size.size
+        self._max_datagram_size = size
+        self._loss._pacer._max_datagram_size = size
+        resize = getattr(self._loss._cc, "resize", None)
+        if resize is not None:
+            resize(size)
 
     def _short_ack(
         self, frames: list[bytes], handlers: list[tuple[Any, Any]], space: QuicPacketSpace, now: float
@@ -484,7 +340,9 @@ class ShortPackets(QuicConnection):
             left -= overhead + size
             handlers.append((self._on_stream_delivery, (stream, start, start + size, part.fin)))
             self._remote_max_data_used += sender.highest_offset - before
-            if not sender.buffer_is_empty:
+            if start + size == sender._buffer_stop and not sender._pending_eof:
+                sender.buffer_is_empty = True
+            else:
                 self.wanting[stream] = None
         return left
 

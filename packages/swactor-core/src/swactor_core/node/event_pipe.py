@@ -1,0 +1,93 @@
+"""The node's end of a worker's event lines: messages are made in the callback that reads them.
+
+Between a token's output and the datagram that carries it on, every task that must be woken first is time. So
+this is no stream with a reader task; and what follows a hint in the same read waits one turn of the loop, in
+which the hinted bytes leave. Knows bytes, lines and the codec, and no process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable
+
+from swactor_core.codec import MAX_LINE, CodecError, MessageCodec
+from swactor_core.messages import WORKER_EVENTS, RingReadable
+
+_READ_BYTES = 256 * 1024
+_EVENTS = MessageCodec(WORKER_EVENTS)
+
+
+class EventPipe:
+    """`writer` is the child's descriptor: close it here once the child has it. `ended` is done after the last
+    event, or after `on_error`, which says why nothing more is read."""
+
+    def __init__(self, on_event: Callable[[object], None], on_error: Callable[[str], None]) -> None:
+        self._on_event = on_event
+        self._on_error = on_error
+        self._loop = asyncio.get_running_loop()
+        self._fd, self.writer = os.pipe()
+        os.set_blocking(self._fd, False)
+        self._partial = b""
+        self._lines: deque[bytes] = deque()
+        self._later: asyncio.Handle | None = None
+        self._at_end = False
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_reader(self._fd, self._readable)
+
+    def close_writer(self) -> None:
+        """Idempotent."""
+        if self.writer >= 0:
+            os.close(self.writer)
+            self.writer = -1
+
+    def close(self) -> None:
+        """Nothing is read any more. Idempotent."""
+        self.close_writer()
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+        if self._later is not None:
+            self._later.cancel()
+        self._lines.clear()
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def _readable(self) -> None:
+        try:
+            data = os.read(self._fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            self._at_end = True
+            self._loop.remove_reader(self._fd)
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        self._lines.extend(lines)
+        if self._later is None:
+            self._take()
+
+    def _take(self) -> None:
+        self._later = None
+        while self._lines:
+            try:
+                event = _EVENTS.decode(self._lines.popleft())
+            except CodecError as error:
+                self._fail(str(error))
+                return
+            self._on_event(event)
+            if isinstance(event, RingReadable) and self._lines:
+                self._later = self._loop.call_soon(self._take)
+                return
+        if len(self._partial) > MAX_LINE:
+            self._fail("an event line over the limit")
+        elif self._at_end:
+            if self._partial:
+                self._fail("its last event line has no end")
+            else:
+                self.close()
+
+    def _fail(self, why: str) -> None:
+        self._on_error(why)
+        self.close()

@@ -1,0 +1,80 @@
+"""The workers of this repository keep the worker contract."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+from swactor_core.spi.loader import StageManifest
+from swactor_core.spi.worker import WorkerBackend
+from swactor_testing.conformance import WorkerCapabilities, WorkerContract
+from swactor_testing.conformance.worker_rig import WorkerFactory
+from swactor_testing.echo import EchoBackend, reference_tokens
+from swactor_testing.worker_kit import stage_config
+
+PROMPT = (5, 17, 99, 3, 42)
+ECHO = WorkerCapabilities(
+    provider="echo",
+    manifest=lambda start, end: stage_config(start, end).manifest,
+    num_layers=4,
+    prompt=PROMPT,
+    in_process=True,
+    expected=tuple(reference_tokens(PROMPT, 5, num_layers=4, vocab_size=101)),
+)
+TINY = Path(__file__).parents[1] / "data" / "tiny"
+REFERENCE = json.loads((TINY / "llama-tied.json").read_text())
+
+
+class TestEcho(WorkerContract):
+    capabilities = ECHO
+
+    @pytest.fixture
+    def plugin(self) -> WorkerFactory:
+        return EchoBackend
+
+
+class TestEchoWithLateCopies(TestEcho):
+    """Bytes move at the last moment that the interface allows."""
+
+    capabilities = WorkerCapabilities(
+        provider="echo",
+        manifest=ECHO.manifest,
+        num_layers=4,
+        prompt=PROMPT,
+        in_process=True,
+        expected=ECHO.expected,
+        settings={"copy_polls": 3},
+    )
+
+
+@cache
+def tiny(start: int, end: int) -> StageManifest:
+    from swactor_loader_gguf.model import GgufModel
+
+    model = GgufModel(str(TINY / "llama-tied.gguf"))
+    manifest = model.manifest(start, end)
+    model.close()
+    return manifest
+
+
+class TestTinygrad(WorkerContract):
+    capabilities = WorkerCapabilities(
+        provider="tinygrad",
+        manifest=tiny,
+        num_layers=4,
+        prompt=tuple(REFERENCE["prompt"]),
+        expected=tuple(REFERENCE["greedy"]),
+        settings={"device": "CPU"},
+    )
+
+    @pytest.fixture
+    def plugin(self) -> WorkerFactory:
+        def factory(settings: Mapping[str, object]) -> WorkerBackend:
+            from swactor_worker_tinygrad import create
+
+            return create(settings)
+
+        return factory

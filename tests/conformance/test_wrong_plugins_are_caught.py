@@ -1,0 +1,36 @@
+"""Every wrong plug-in is caught by the contract test that its defect names, for the reason it names."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import pytest
+from wrong_kit import HERE, UNBROKEN, Defect, Outcome, defects_of, plain, run
+
+MODULES = sorted(file.stem for file in HERE.glob("wrong_*.py") if file.stem != "wrong_kit")
+DEFECTS = [defect for module in MODULES for defect in defects_of(module)]
+outcome_of = cache(run)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_unbroken_wrapping_passes_everything(module: str) -> None:
+    """Else a defect could be caught for the wrapping's sake."""
+    outcome: Outcome = outcome_of(module)
+    assert not [key for key in outcome.failed if key[0] == UNBROKEN], outcome.output
+    assert outcome.skipped == []
+    assert outcome.passed[UNBROKEN] > 10
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: f"{defect.module}-{defect.name}")
+def test_a_defect_is_caught(defect: Defect) -> None:
+    outcome: Outcome = outcome_of(defect.module)
+    texts = outcome.failed.get((defect.name, plain(defect.test)), [])
+    assert texts, f"{defect.test} lets {defect.name} pass\n{outcome.output}"
+    found = [text for text in texts if re.search(defect.saying, text)]
+    assert found, f"{defect.test} fails for another reason than {defect.saying!r}:\n{texts[0]}"
+
+
+def test_there_is_a_wrong_module_for_every_kind() -> None:
+    kinds = ("arena", "loader", "membership", "transport", "worker")
+    assert set(MODULES) == {f"wrong_{kind}s" for kind in kinds}

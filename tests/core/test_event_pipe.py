@@ -1,0 +1,101 @@
+"""The node's end of a worker's events: every split of the bytes, hints first, and every way it can end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+
+import pytest
+from swactor_core.codec import MAX_LINE, MessageCodec
+from swactor_core.ids import RingId, RoleId
+from swactor_core.messages import WORKER_EVENTS, RingReadable, RingWritable, RoleReset
+from swactor_core.node.event_pipe import EventPipe
+
+ENCODE = MessageCodec(WORKER_EVENTS).encode
+EVENTS = [RingWritable(RingId(1)), RoleReset(RoleId(2)), RingWritable(RingId(3))]
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.log: list[object] = []
+        self.errors: list[str] = []
+        self.pipe = EventPipe(self._event, self.errors.append)
+        self.writer = os.dup(self.pipe.writer)
+        self.pipe.close_writer()
+
+    def _event(self, event: object) -> None:
+        self.log.append(event)
+        if isinstance(event, RingReadable):
+            asyncio.get_running_loop().call_soon(self.log.append, "turn")
+
+    def end(self) -> None:
+        if self.writer >= 0:
+            os.close(self.writer)
+            self.writer = -1
+
+
+@pytest.fixture
+async def heard() -> Iterator[Heard]:
+    made = Heard()
+    yield made
+    made.end()
+    made.pipe.close()
+
+
+def lines(*events: object) -> bytes:
+    return b"".join(ENCODE(event) + b"\n" for event in events)
+
+
+async def test_events_come_whole_however_the_bytes_are_split(heard: Heard) -> None:
+    for byte in lines(*EVENTS):
+        os.write(heard.writer, bytes((byte,)))
+        await asyncio.sleep(0)
+    heard.end()
+    await asyncio.wait_for(heard.pipe.ended, 5)
+    assert heard.log == EVENTS
+    assert heard.errors == []
+
+
+async def test_what_a_hint_causes_happens_before_the_rest_is_read(heard: Heard) -> None:
+    hint = RingReadable(RingId(9))
+    os.write(heard.writer, lines(EVENTS[0], hint, EVENTS[1], hint, EVENTS[2]))
+    heard.end()
+    await asyncio.wait_for(heard.pipe.ended, 5)
+    assert heard.log == [EVENTS[0], hint, "turn", EVENTS[1], hint, "turn", EVENTS[2]]
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (b"{\n", "not JSON"),
+        (lines(EVENTS[0])[:-5], "no end"),
+        (b"x" * (MAX_LINE + 1), "over the limit"),
+    ],
+)
+async def test_what_is_no_event_ends_the_pipe_by_name(heard: Heard, data: bytes, named: str) -> None:
+    def feed() -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(heard.writer, view) :]
+        except BrokenPipeError:
+            pass  # the pipe ended at the fault, before all of it was written
+        heard.end()
+
+    await asyncio.gather(asyncio.to_thread(feed), asyncio.wait_for(heard.pipe.ended, 20))
+    assert heard.log == []
+    assert len(heard.errors) == 1
+    assert named in heard.errors[0]
+
+
+async def test_closing_while_events_wait_drops_them_and_frees_the_descriptor(heard: Heard) -> None:
+    os.write(heard.writer, lines(RingReadable(RingId(9)), *EVENTS))
+    while not heard.log:  # noqa: ASYNC110 - the pipe has no other sign
+        await asyncio.sleep(0)
+    heard.pipe.close()
+    heard.pipe.close()
+    await asyncio.sleep(0)
+    assert heard.log == [RingReadable(RingId(9)), "turn"]
+    with pytest.raises(BrokenPipeError):
+        os.write(heard.writer, b"x")

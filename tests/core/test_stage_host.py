@@ -1,0 +1,234 @@
+"""What a node takes as its stage and what it refuses (spec sections 4, 12, 14): each refusal typed and told.
+
+The orchestrator's authority is the control service's to check; here it has been.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from swactor_core.actors import ActorSystem
+from swactor_core.faults import Component, Fault, FaultReason
+from swactor_core.ids import INPUT_PORT, OUTPUT_PORT, EdgeId, NodeId, RoleId, RunId, StageIndex
+from swactor_core.machines.provisioning import impossible
+from swactor_core.machines.stage import StageState
+from swactor_core.messages import (
+    Address,
+    ConfigureRole,
+    ConstructArena,
+    InboundEdgeProvision,
+    OutboundEdgeProvision,
+    ProvisionStage,
+    StageFault,
+    StageModelFacts,
+    StageRuntimeFacts,
+    StageStopped,
+    StopRun,
+)
+from swactor_core.node.data_plane import ARENA, DataPlane
+from swactor_core.node.stage_host import STAGE, StageHost
+from swactor_core.observe.bus import EventBus
+from swactor_core.plan import EdgeKind, GgufSource, SamplingPolicy, TokenOutputPolicy
+from swactor_core.specs import DTypeFamily, ObjectKind, ObjectSpec, RingDirection, RingSpec
+from swactor_testing.heap import HeapArenas
+from swactor_testing.synthetic import LAYERS, SyntheticLoader
+
+ME = NodeId(7)
+WORKER, NODE = Address(Component.GPU_WORKER_CTL), Address(Component.NODE)
+ACTIVATION = ObjectSpec(ObjectKind.ACTIVATION, 1024, DTypeFamily.FLOAT, 4, 2)
+IN, OUT = RingSpec(4096, RingDirection.INGRESS), RingSpec(4096, RingDirection.EGRESS)
+PROVISION = ProvisionStage(
+    run_id=RunId(5),
+    stage_index=StageIndex(1),
+    stage_count=3,
+    gguf_source=GgufSource("demo"),
+    layer_start=4,
+    layer_end_exclusive=8,
+    inbound=InboundEdgeProvision(EdgeId(1), EdgeKind.ACTIVATION, NodeId(70), ACTIVATION, IN),
+    outbound=OutboundEdgeProvision(EdgeId(2), EdgeKind.ACTIVATION, NodeId(71), ACTIVATION, OUT),
+    model=StageModelFacts("demo", LAYERS, 2, DTypeFamily.FLOAT, 4, 128),
+    runtime=StageRuntimeFacts(
+        RoleId(5), INPUT_PORT, OUTPUT_PORT, SamplingPolicy(), TokenOutputPolicy.TOKEN_IDS, 32
+    ),
+)
+
+
+def inbound(**changes: Any) -> dict[str, Any]:
+    return {"inbound": replace(PROVISION.inbound, **changes)}
+
+
+def outbound(**changes: Any) -> dict[str, Any]:
+    return {"outbound": replace(PROVISION.outbound, **changes)}
+
+
+IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
+    "a stage after the last": ({"stage_index": StageIndex(3)}, "stage 3 of 3"),
+    "a stage before the first": ({"stage_index": StageIndex(-1)}, "stage -1 of 3"),
+    "no layers": ({"layer_end_exclusive": 4}, f"layers 4..4 of {LAYERS}"),
+    "layers before the first": ({"layer_start": -1}, f"layers -1..8 of {LAYERS}"),
+    "layers after the model's": ({"layer_end_exclusive": LAYERS + 1}, f"layers 4..13 of {LAYERS}"),
+    "tokens into the middle": (
+        inbound(kind=EdgeKind.TOKEN_IN),
+        "stage 1 of 3 with TokenIn in and Activation out, not Activation and Activation",
+    ),
+    "tokens out of the middle": (
+        outbound(kind=EdgeKind.TOKEN_OUT),
+        "stage 1 of 3 with Activation in and TokenOut out, not Activation and Activation",
+    ),
+    "activations into the first": (
+        {"stage_index": StageIndex(0)},
+        "stage 0 of 3 with Activation in and Activation out, not TokenIn and Activation",
+    ),
+    "activations out of the last": (
+        {"stage_index": StageIndex(2)},
+        "stage 2 of 3 with Activation in and Activation out, not Activation and TokenOut",
+    ),
+    "one edge for both ends": (outbound(edge_id=EdgeId(1)), "edge 1 both in and out"),
+    "rings the wrong way round": (
+        inbound(ring_spec=OUT) | outbound(ring_spec=IN),
+        "rings for Egress in and Ingress out",
+    ),
+}
+
+
+class Hearer:
+    def __init__(self) -> None:
+        self.heard: asyncio.Queue[Any] = asyncio.Queue()
+
+    def receive(self, message: object) -> None:
+        self.heard.put_nowait(message)
+
+
+@dataclass
+class Rig:
+    system: ActorSystem
+    host: StageHost
+    worker: Hearer
+    said: asyncio.Queue[Any]
+    events: list[dict[str, Any]]
+    data_plane: DataPlane
+
+    async def says(self, kind: type) -> Any:
+        """The next of this kind that the orchestrator hears."""
+        async with asyncio.timeout(10):
+            while not isinstance(message := await self.said.get(), kind):
+                pass
+            return message
+
+    async def works(self, kind: type) -> Any:
+        async with asyncio.timeout(10):
+            while not isinstance(message := await self.worker.heard.get(), kind):
+                pass
+            return message
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    failures: list[Exception] = []
+    system = ActorSystem(lambda address, error: failures.append(error))
+    bus = EventBus(ME)
+    events: list[dict[str, Any]] = []
+    bus.add_sink(events.append)
+    said: asyncio.Queue[Any] = asyncio.Queue()
+    worker = Hearer()
+    system.spawn(WORKER, worker)
+    system.spawn(NODE, Hearer())
+    data_plane = DataPlane(
+        system, bus, arena=HeapArenas(), ring_host=WORKER, gate_owner=STAGE, arena_owner=NODE
+    )
+    system.tell(ARENA, ConstructArena(1 << 20))
+    host = StageHost(
+        system,
+        bus,
+        node_id=ME,
+        data_plane=data_plane,
+        loader=SyntheticLoader(),
+        to_orchestrator=said.put_nowait,
+        on_stopped=lambda: None,
+    )
+    yield Rig(system, host, worker, said, events, data_plane)
+    await system.shutdown()
+    data_plane.arena.close()
+    assert failures == []
+
+
+def refusal(provision: ProvisionStage, why: str) -> list[object]:
+    fault = Fault(
+        FaultReason.PROVISIONING_REJECTED,
+        Component.NODE,
+        why,
+        node_id=ME,
+        stage_index=provision.stage_index,
+    )
+    return [
+        StageFault(provision.run_id, provision.stage_index, fault),
+        StageStopped(provision.run_id, provision.stage_index),
+    ]
+
+
+def drained(queue: asyncio.Queue[Any]) -> list[Any]:
+    return [queue.get_nowait() for _ in range(queue.qsize())]
+
+
+def test_a_possible_assignment_has_no_complaint() -> None:
+    assert impossible(PROVISION) == ""
+    alone = replace(PROVISION, stage_index=StageIndex(0), stage_count=1, **inbound(kind=EdgeKind.TOKEN_IN))
+    alone = replace(alone, outbound=replace(PROVISION.outbound, kind=EdgeKind.TOKEN_OUT))
+    assert impossible(alone) == ""
+    assert impossible(replace(PROVISION, layer_start=0, layer_end_exclusive=LAYERS)) == ""
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+async def test_an_impossible_assignment_is_refused_and_nothing_of_it_begins(rig: Rig, name: str) -> None:
+    changes, why = IMPOSSIBLE[name]
+    provision = replace(PROVISION, **changes)
+    assert impossible(provision) == why
+    rig.host.provision(provision)
+    assert drained(rig.said) == refusal(provision, why)
+    assert [(e["event"], e["run_id"], e["detail"]) for e in rig.events] == [("provisioning_refused", 5, why)]
+    assert rig.host.refused == 1
+    assert not rig.host.active
+    assert rig.data_plane.leased == 0
+
+
+async def test_a_second_run_is_refused_while_one_is_active_which_goes_on(rig: Rig) -> None:
+    rig.host.provision(PROVISION)
+    other = replace(PROVISION, run_id=RunId(6))
+    rig.host.provision(other)
+    assert drained(rig.said) == refusal(other, "run 5 is active here as stage 1")
+    rig.host.provision(PROVISION)  # nor is the same one taken twice
+    assert drained(rig.said) == refusal(PROVISION, "run 5 is active here as stage 1")
+    assert (await rig.works(ConfigureRole)).role_id == RoleId(5)
+    assert rig.host.active
+
+
+async def test_a_stop_of_another_run_stops_nothing(rig: Rig) -> None:
+    rig.host.stop_run(StopRun(RunId(5)))  # before there is one
+    rig.host.provision(PROVISION)
+    await rig.works(ConfigureRole)
+    rig.host.stop_run(StopRun(RunId(6)))
+    assert await rig.system.ask(STAGE, lambda actor: None) is None
+    assert rig.host.controller is not None
+    assert rig.host.controller.state is StageState.PREPARING
+
+
+async def test_layers_that_the_file_here_does_not_hold_are_refused(rig: Rig) -> None:
+    """The plan's model has more layers than this node's file of that name."""
+    larger = replace(PROVISION.model, num_layers=LAYERS + 4)
+    provision = replace(PROVISION, model=larger, layer_start=LAYERS - 1, layer_end_exclusive=LAYERS + 3)
+    rig.host.provision(provision)
+    fault = (await rig.says(StageFault)).fault
+    assert (fault.reason, fault.cause) == (FaultReason.WEIGHT_LOAD_FAILED, "ModelRefused")
+    assert fault.detail == f"layers [11, 15) of a model of {LAYERS}"
+
+
+async def test_another_file_of_the_same_name_is_refused(rig: Rig) -> None:
+    rig.host.provision(replace(PROVISION, gguf_source=GgufSource("demo", "0" * 64)))
+    fault = (await rig.says(StageFault)).fault
+    assert fault.reason is FaultReason.WEIGHT_LOAD_FAILED
+    assert "is another file" in fault.detail
+    assert "put the same file on every node" in fault.detail

@@ -1,0 +1,59 @@
+"""What `plan` says of a stage's memory is what the stage's worker comes to hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local_command import Command, Run
+
+PROMPT = 64
+
+
+def resident(pid: int) -> int:
+    """Bytes in memory, of which file pages that are mapped are a part."""
+    found = re.search(r"^Rss:\s+(\d+) kB$", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) << 10
+
+
+def held_by_workers(run: Callable[..., Run], model: str, tokens: int, nodes: int) -> list[int]:
+    """Resident bytes of each stage's worker when nearly all places of its cache have been written."""
+    started = run(
+        model, "--prompt-ids", ",".join(["5"] * PROMPT), "--max-tokens", str(tokens),
+        "--nodes", str(nodes), "--ignore-eos",
+    )  # fmt: skip
+    started.wait_event("token_received", sequence=tokens - 8, within=90)
+    held = [resident(started.worker_pid(index)) for index in range(nodes)]
+    started.wait(60)
+    return held
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("nodes", "tokens"), [(1, 600), (2, 300)])
+def test_a_stage_holds_what_the_plan_says(
+    command: Callable[..., Command],
+    run: Callable[..., Run],
+    demo_model: str,
+    tiny_model: Callable[[str], str],
+    nodes: int,
+    tokens: int,
+) -> None:
+    """Within a tenth. What a worker holds with next to no model is taken off: its process, its kernels."""
+    planned = command(
+        "plan", demo_model, "--nodes", str(nodes), "--prompt-tokens", str(PROMPT),
+        "--max-tokens", str(tokens), "--json",
+    )  # fmt: skip
+    assert planned.wait() == 0, planned.err
+    record: dict[str, Any] = planned.records()[0]
+    for model in (tiny_model("llama-tied"), demo_model):
+        held_by_workers(run, model, 16, nodes)  # building kernels takes memory too, the first time
+    bare = held_by_workers(run, tiny_model("llama-tied"), 300, nodes)
+    held = held_by_workers(run, demo_model, tokens, nodes)
+    for stage, before, after in zip(record["stages"], bare, held, strict=True):
+        ratio = (after - before) / stage["need_bytes"]
+        print(f"planned {stage['need_bytes'] >> 20} MiB, held {after - before >> 20} MiB, ratio {ratio:.3f}")
+        assert 0.9 < ratio < 1.1

@@ -1,0 +1,833 @@
+"""The error taxonomy (spec section 37) and the fault sources (spec section 36): each reason, produced.
+
+Every member of every enum of `swactor_core.faults` has its scenario here, ring faults, object failures, step
+failures, worker fatal reasons and other control reasons; one without fails. A reason of a
+run reaches its one recorded failure, in result and event alike, with the component that saw it, as one line
+that names the place and with a remedy. Almost all are made end to end, on the mocks; where a part of this
+system cannot be brought to say something, its word is put into the node's ear (`worker_says`), as another
+worker plug-in might say it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+from fault_sources import (
+    MALFORMED,
+    alter_commands,
+    command_worker,
+    cut_short,
+    end_worker,
+    malform,
+    mislead_worker,
+    ring_of,
+    silence_worker,
+    worker_says,
+)
+from mock_run import MOCKS, MockRun
+from swactor_core import faults
+from swactor_core.errors import ModelError, ResourceError
+from swactor_core.faults import (
+    REMEDIES,
+    Component,
+    FaultReason,
+    LeaseRejection,
+    ModelFailure,
+    ObjectFailure,
+    ReleaseFailure,
+    RingFaultReason,
+    RoleFailure,
+    StepFailure,
+    StreamFaultReason,
+    UninstallReason,
+    WorkerFatalReason,
+    WorkerStoppedReason,
+)
+from swactor_core.ids import INPUT_PORT, DeviceObjectHandle, EdgeId, NodeId, RingId, RoleId, WorkerGeneration
+from swactor_core.machines.run import RunOutcome
+from swactor_core.machines.worker_process import FromWorker
+from swactor_core.messages import (
+    Address,
+    ExecuteStep,
+    InstallRing,
+    ReleaseDeviceObject,
+    ResetRole,
+    RingFault,
+    Shutdown,
+    ShutdownMode,
+    ShutdownWorker,
+    StepFailed,
+    WorkerStopped,
+)
+from swactor_core.plan import EdgePlan
+from swactor_core.plugins import REGISTRATION_HOOKS, Plugins, load_plugins
+from swactor_core.specs import RingSpec
+from swactor_core.spi.membership import MemberState
+from swactor_core.spi.provider import Kind, Provider
+from swactor_core.spi.worker import RoleError
+from swactor_core.worker.rings import _RingEnd
+from swactor_testing.echo import EchoBackend, EchoRole
+from swactor_testing.heap import HeapArenas
+from swactor_testing.memory.hub import HUB
+from swactor_testing.synthetic import SyntheticLoader
+
+ENUMS: tuple[type[StrEnum], ...] = tuple(
+    enum
+    for enum in vars(faults).values()
+    if isinstance(enum, type) and issubclass(enum, StrEnum) and enum not in (StrEnum, Component)
+)
+MEMBERS = [member for enum in ENUMS for member in enum]
+LAST = 1  # stage and node: a run of two
+Act = Callable[[MockRun], Any]
+
+
+@dataclass(frozen=True)
+class Produced:
+    """A run of two nodes in which `act` happens `at` an event; it records `reason`, with the member as its
+    cause where that is a finer enum's, as `component` saw it, at `stage` and with `said` in its line."""
+
+    reason: FaultReason
+    component: Component
+    at: str = ""
+    act: Act = lambda run: None
+    stage: int | None = None
+    said: str = ""
+    worker: dict[str, object] = field(default_factory=dict)
+    session: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    plugins: Callable[[], Plugins] | None = None
+    choice: dict[str, str] = field(default_factory=dict)
+    gone: bool = False
+    """Node LAST cannot be asked for its teardown."""
+
+
+R, C = FaultReason, Component
+ABORT = ShutdownWorker(ShutdownMode.ABORT_IN_FLIGHT)
+
+# --- means ---
+
+
+def with_plugin(kind: Kind, factory: Any, **capabilities: Any) -> Callable[[], Plugins]:
+    def build() -> Plugins:
+        plugins = load_plugins()
+        provider = Provider(kind, "scripted", "of a test", factory, capabilities=capabilities)
+        hook = {REGISTRATION_HOOKS[kind]: lambda: [provider]}
+        plugins.register(SimpleNamespace(__name__="scripted", **hook), name="scripted")
+        return plugins
+
+    return build
+
+
+def worker_plugin(configure: Callable[[EchoRole], None]) -> dict[str, Any]:
+    """The echo worker, with something done to each role before it is used."""
+
+    class Scripted(EchoBackend):
+        def configure(self, *arguments: Any, **options: Any) -> EchoRole:
+            role = super().configure(*arguments, **options)
+            configure(role)
+            return role
+
+    plugins = with_plugin(Kind.WORKER, Scripted, in_process=True)
+    return {"plugins": plugins, "choice": {"worker": "scripted"}}
+
+
+def arena_plugin(arenas: type[HeapArenas]) -> dict[str, Any]:
+    return {
+        "plugins": with_plugin(Kind.ARENA, arenas, crosses_processes=False),
+        "choice": {"arena": "scripted"},
+    }
+
+
+class UnmappableArenas(HeapArenas):
+    def attach(self, fd: int, ceiling: int) -> Any:
+        raise ResourceError("it cannot be mapped here")
+
+
+class OtherAbi(HeapArenas):
+    """Its helper is of one ABI where the node looks, and of another where the worker does."""
+
+    asked = 0
+
+    @property
+    def abi(self) -> int:
+        self.asked += 1
+        return 1 if self.asked == 1 else 2
+
+
+def raises(error: BaseException) -> dict[str, Any]:
+    def configure(role: EchoRole) -> None:
+        def misbehave(sequence: int) -> None:
+            raise error
+
+        role._misbehave = misbehave
+
+    return worker_plugin(configure)
+
+
+def role_fails(reason: RoleFailure) -> dict[str, Any]:
+    def configure(role: EchoRole) -> None:
+        raise RoleError(reason, f"{reason}, by script")
+
+    return worker_plugin(configure)
+
+
+def short_output(role: EchoRole) -> None:
+    execute = role.execute
+    role.execute = lambda *step: (bytearray(4), execute(*step)[1] + 4)  # type: ignore[method-assign]
+
+
+def model_fails(cause: ModelFailure) -> dict[str, Any]:
+    """The loader of the nodes; the orchestrator has read the model's facts before."""
+
+    class Failing(SyntheticLoader):
+        def resolve(self, name: str, progress: Any = None) -> str:
+            raise ModelError(f"{cause}, by script", hint="mend it", cause=cause)
+
+    return {"plugins": with_plugin(Kind.LOADER, Failing), "choice": {"loader": "scripted"}}
+
+
+def ring_header(offset: int, word: int) -> Act:
+    """Of every ring that is made on the last node from here on, these header bytes are overwritten."""
+
+    def act(run: MockRun) -> None:
+        arena: Any = run.pool[LAST].data_plane.arena.arena
+        create = arena.create_ring
+
+        def spoilt(layout: Any) -> Any:
+            ring = create(layout)
+            struct.pack_into("<I", arena.memory, layout.header_offset + offset, word)
+            return ring
+
+        arena.create_ring = spoilt
+
+    return act
+
+
+def node_ring(run: MockRun, *, inbound: bool) -> Any:
+    return run.pool[LAST].data_plane.arena.rings[ring_of(run, LAST, inbound=inbound)[1]]
+
+
+def pump_fails(run: MockRun) -> None:
+    def defect() -> memoryview:
+        raise ZeroDivisionError("a defect of the pump")
+
+    node_ring(run, inbound=False).readable_span = defect
+
+
+def cursor_moves(run: MockRun) -> None:
+    """Somebody else writes into the ring's header: the pump finds its own cursor moved."""
+    arena: Any = run.pool[LAST].data_plane.arena.arena
+    layout = node_ring(run, inbound=True).layout
+    struct.pack_into("<Q", arena.memory, layout.header_offset + 24, 1 << 40)
+
+
+def says_ring_fault(reason: RingFaultReason) -> Act:
+    def act(run: MockRun) -> None:
+        edge_id, ring_id = ring_of(run, LAST, inbound=True)
+        worker_says(run, LAST, RingFault(ring_id, edge_id, INPUT_PORT, reason, f"{reason}, by script"))
+
+    return act
+
+
+def says_step_failed(reason: StepFailure) -> Act:
+    """Its answer to the first step, before it has any."""
+
+    def act(run: MockRun) -> None:
+        def answer(step: ExecuteStep) -> ExecuteStep:
+            worker_says(run, LAST, StepFailed(step.role_id, step.step_id, reason, f"{reason}, by script"))
+            return step
+
+        step_with(answer)(run)
+
+    return act
+
+
+def aborts_step(run: MockRun) -> None:
+    """The order to abort is there when the step begins."""
+    alter_commands(run, LAST, lambda c: (c, ABORT) if isinstance(c, ExecuteStep) else c)
+
+
+def stops_worker_that_hangs(run: MockRun) -> None:
+    silence_worker(run, LAST)
+    run.pool[LAST].system.tell(Address(Component.GPU_WORKER_CTL), ShutdownWorker(ShutdownMode.GRACEFUL))
+
+
+def step_with(alter: Callable[[ExecuteStep], object]) -> Act:
+    def act(run: MockRun) -> None:
+        alter_commands(run, LAST, lambda c: alter(c) if isinstance(c, ExecuteStep) else c)
+
+    return act
+
+
+def other_handle(step: ExecuteStep) -> ExecuteStep:
+    [bound] = step.inputs
+    handle = DeviceObjectHandle(bound.device_handle.worker_generation, 999)
+    return replace(step, inputs=(replace(bound, device_handle=handle),))
+
+
+def other_ring(step: ExecuteStep) -> ExecuteStep:
+    return replace(step, outputs=(replace(step.outputs[0], ring_id=RingId(999)),))
+
+
+def resets_role_first(run: MockRun) -> None:
+    plan = run.pool[LAST].stages._provision
+    assert plan is not None
+    command_worker(run, LAST, ResetRole(RoleId(plan.runtime.role_id)))
+
+
+def drains_worker(run: MockRun) -> None:
+    command_worker(run, LAST, ShutdownWorker(ShutdownMode.GRACEFUL))
+
+
+def release(handle: DeviceObjectHandle) -> Act:
+    return lambda run: command_worker(run, LAST, ReleaseDeviceObject(handle))
+
+
+def never_opens_model(run: MockRun) -> None:
+    async def wait(provision: object) -> None:
+        await asyncio.sleep(1e6)
+
+    stages: Any = run.pool[LAST].stages
+    stages._open_model = wait
+
+
+def other_run_is_here(run: MockRun) -> None:
+    stages: Any = run.pool[LAST].stages
+    stages.controller = SimpleNamespace(state="Ready")
+    stages._provision = SimpleNamespace(run_id=99, stage_index=4)
+
+
+def refuses_rings(run: MockRun) -> None:
+    arena: Any = run.pool[LAST].data_plane.arena.arena
+
+    def refuse(layout: object) -> Any:
+        raise ResourceError("no page is free")
+
+    arena.create_ring = refuse
+
+
+def member_dies(run: MockRun) -> None:
+    run.cluster.judge(run.ids[LAST], MemberState.DEAD, observer=run.home)
+
+
+def tell_node(component: Component, message: object) -> Act:
+    return lambda run: run.pool[LAST].system.tell(Address(component), message)
+
+
+PLANNED, READY, FIRST_TOKEN = "run_planned", "readiness_barrier_passed", "token_received"
+_SMALL_ARENA = {"arena_ceiling": 1 << 20}
+_OBJECTS = {
+    reason: Produced(
+        R.SEQUENCE_VIOLATION if reason is ObjectFailure.SEQUENCE_VIOLATION else R.MALFORMED_OBJECT_HEADER,
+        C.WORKER,
+        PLANNED,
+        lambda run, cause=str(reason): malform(run, edge=1, sequence=1, cause=cause),
+        stage=LAST,
+        said="of edge",
+    )
+    for reason in ObjectFailure
+    if str(reason) in MALFORMED
+}
+
+# --- one scenario for each reason ---
+
+OF_RUNS: dict[FaultReason, Produced] = {
+    R.NODE_UNAVAILABLE: Produced(
+        R.NODE_UNAVAILABLE, C.NODE, READY, lambda run: HUB.vanish(run.ids[LAST]), stage=LAST, gone=True
+    ),
+    R.MEMBERSHIP_LOST: Produced(
+        R.MEMBERSHIP_LOST, C.MEMBERSHIP, READY, member_dies, stage=LAST, said="node-1 is Dead", gone=True
+    ),
+    R.POOL_TIMEOUT: Produced(
+        R.POOL_TIMEOUT, C.POOL, "-1", lambda run: HUB.refuse("not today"), said="waiting for node-0"
+    ),
+    R.PROVISIONING_REJECTED: Produced(
+        R.PROVISIONING_REJECTED, C.NODE, PLANNED, other_run_is_here, stage=LAST, said="run 99 is active"
+    ),
+    R.PLAN_INVALID: Produced(R.PLAN_INVALID, C.PLANNER, options={"nodes": 13}, said="at most 12 nodes"),
+    R.ARENA_BOOT_FAILED: Produced(
+        R.ARENA_BOOT_FAILED, C.ARENA_MANAGER, session={"arena_ceiling": 1 << 60}, said="on node"
+    ),
+    R.RING_REQUEST_TOO_LARGE: Produced(
+        R.RING_REQUEST_TOO_LARGE,
+        C.ARENA_MANAGER,
+        session=_SMALL_ARENA,
+        options={"ring_capacity": 1 << 20},
+        said="of edge",
+    ),
+    R.ARENA_PRESSURE_TIMEOUT: Produced(
+        R.ARENA_PRESSURE_TIMEOUT,
+        C.EDGE_ESTABLISHER,
+        session=_SMALL_ARENA,
+        options={"ring_capacity": 640 << 10},
+        said="within 20 s",
+    ),
+    R.WEIGHT_LOAD_FAILED: Produced(
+        R.WEIGHT_LOAD_FAILED, C.STAGE_CONTROLLER, options={"digest": "0" * 64}, said="another file"
+    ),
+    R.EDGE_ESTABLISHMENT_FAILED: Produced(
+        R.EDGE_ESTABLISHMENT_FAILED,
+        C.DRIVER,
+        PLANNED,
+        lambda run: HUB.refuse("no way", acceptor=run.ids[LAST]),
+        stage=0,
+        said="no way",
+    ),
+    R.MALFORMED_OBJECT_HEADER: _OBJECTS[ObjectFailure.HEADER_MALFORMED],
+    R.EOF_MID_OBJECT: Produced(
+        R.EOF_MID_OBJECT,
+        C.WORKER,
+        PLANNED,
+        lambda run: cut_short(run, edge=1, sequence=1, after=50),
+        stage=LAST,
+        said="10 of 64 payload bytes",
+    ),
+    R.STREAM_FAULT: Produced(
+        R.STREAM_FAULT, C.DRIVER, PLANNED, lambda run: HUB.break_edge(after=7), said="by script"
+    ),
+    R.PUMP_FAILURE: Produced(
+        R.PUMP_FAILURE, C.DRIVER, READY, pump_fails, stage=LAST, said="a defect of the pump"
+    ),
+    R.RING_FAULT: Produced(R.RING_FAULT, C.DRIVER, READY, cursor_moves, stage=LAST, said="ring"),
+    R.WORKER_FATAL: Produced(
+        R.WORKER_FATAL, C.WORKER, READY, lambda run: mislead_worker(run, LAST), stage=LAST, said="not allowed"
+    ),
+    R.WORKER_CRASHED: Produced(
+        R.WORKER_CRASHED,
+        C.GPU_WORKER_CTL,
+        READY,
+        lambda run: end_worker(run, LAST),
+        stage=LAST,
+        said="killed",
+    ),
+    R.DEVICE_OUT_OF_MEMORY: Produced(R.DEVICE_OUT_OF_MEMORY, C.WORKER, stage=0, worker={"memory_bytes": 3}),
+    R.DEVICE_COPY_FAILED: Produced(R.DEVICE_COPY_FAILED, C.WORKER, worker={"fail_copy": 1}, said="copy 1"),
+    R.SEQUENCE_VIOLATION: _OBJECTS[ObjectFailure.SEQUENCE_VIOLATION],
+    R.STEP_FAILED: Produced(R.STEP_FAILED, C.WORKER, worker={"fail_at": 1, "fault_layer": 11}, stage=LAST),
+    R.READINESS_TIMEOUT: Produced(
+        R.READINESS_TIMEOUT, C.RUN, PLANNED, never_opens_model, said="stages [1] not ready within 900 s"
+    ),
+    R.EXECUTION_TIMEOUT: Produced(
+        R.EXECUTION_TIMEOUT,
+        C.RUN,
+        READY,
+        lambda run: HUB.hold(sender=run.ids[LAST]),
+        said="no token of sequence 0 within 300 s",
+        gone=True,
+    ),
+    R.INTERNAL: Produced(
+        R.INTERNAL,
+        C.STAGE_CONTROLLER,
+        READY,
+        tell_node(C.STAGE_CONTROLLER, object()),
+        said="cannot take object",
+        gone=True,
+    ),
+}
+
+OF_OBJECTS: dict[ObjectFailure, Produced] = {
+    **_OBJECTS,
+    ObjectFailure.DEVICE_ALLOCATION_FAILED: Produced(
+        R.DEVICE_OUT_OF_MEMORY, C.WORKER, stage=0, worker={"memory_bytes": 3}, said="3 bytes left"
+    ),
+    ObjectFailure.DEVICE_COPY_FAILED: Produced(R.DEVICE_COPY_FAILED, C.WORKER, worker={"fail_copy": 1}),
+    ObjectFailure.EOF_MID_OBJECT: Produced(
+        R.EOF_MID_OBJECT,
+        C.WORKER,
+        PLANNED,
+        lambda run: cut_short(run, edge=1, sequence=0, after=7),
+        stage=LAST,
+        said="7 of 40 header bytes",
+    ),
+}
+
+# version, layout and state are found by the worker that opens the ring
+OF_RINGS: dict[RingFaultReason, Produced] = {
+    RingFaultReason.UNSUPPORTED_RING_VERSION: Produced(
+        R.RING_FAULT, C.WORKER, PLANNED, ring_header(4, 2 | 64 << 16), stage=LAST, said="version 2"
+    ),
+    RingFaultReason.RING_LAYOUT_INVALID: Produced(
+        R.RING_FAULT, C.WORKER, PLANNED, ring_header(0, 0), stage=LAST, said="no ring header"
+    ),
+    RingFaultReason.RING_STATE_INVALID: Produced(
+        R.RING_FAULT, C.WORKER, PLANNED, ring_header(28, 1 << 20), stage=LAST, said="contradict each other"
+    ),
+    RingFaultReason.WORKER_SHUTTING_DOWN: Produced(
+        R.RING_FAULT, C.WORKER, PLANNED, stops_worker_that_hangs, stage=LAST, said="Stopping", gone=True
+    ),
+    RingFaultReason.WORKER_PROCESS_EXITED: Produced(
+        R.WORKER_CRASHED,
+        C.WORKER,
+        READY,
+        says_ring_fault(RingFaultReason.WORKER_PROCESS_EXITED),
+        stage=LAST,
+    ),
+    RingFaultReason.WORKER_INTERNAL: Produced(
+        R.WORKER_CRASHED, C.WORKER, READY, says_ring_fault(RingFaultReason.WORKER_INTERNAL), stage=LAST
+    ),
+    # this system's worker says these of the object instead: another's may say them of the ring
+    RingFaultReason.DEVICE_OUT_OF_MEMORY: Produced(
+        R.DEVICE_OUT_OF_MEMORY,
+        C.WORKER,
+        READY,
+        says_ring_fault(RingFaultReason.DEVICE_OUT_OF_MEMORY),
+        stage=LAST,
+    ),
+    RingFaultReason.DEVICE_COPY_FAILED: Produced(
+        R.DEVICE_COPY_FAILED, C.WORKER, READY, says_ring_fault(RingFaultReason.DEVICE_COPY_FAILED), stage=LAST
+    ),
+    RingFaultReason.SEQUENCE_VIOLATION: Produced(
+        R.SEQUENCE_VIOLATION, C.WORKER, READY, says_ring_fault(RingFaultReason.SEQUENCE_VIOLATION), stage=LAST
+    ),
+    RingFaultReason.HEADER_MALFORMED: Produced(
+        R.MALFORMED_OBJECT_HEADER,
+        C.WORKER,
+        READY,
+        says_ring_fault(RingFaultReason.HEADER_MALFORMED),
+        stage=LAST,
+    ),
+}
+
+OF_STEPS: dict[StepFailure, Produced] = {
+    StepFailure.ROLE_UNAVAILABLE: Produced(
+        R.STEP_FAILED, C.WORKER, READY, resets_role_first, stage=LAST, said="is not configured"
+    ),
+    StepFailure.INVALID_INPUT_HANDLE: Produced(
+        R.STEP_FAILED, C.WORKER, READY, step_with(other_handle), stage=LAST, said="no device object 999"
+    ),
+    StepFailure.INVALID_OUTPUT_RING: Produced(
+        R.STEP_FAILED, C.WORKER, READY, step_with(other_ring), stage=LAST, said="ring 999"
+    ),
+    StepFailure.TINYGRAD_ERROR: Produced(R.STEP_FAILED, C.WORKER, stage=0, worker={"fail_at": 0}),
+    StepFailure.DEVICE_OUT_OF_MEMORY: Produced(
+        R.DEVICE_OUT_OF_MEMORY, C.WORKER, stage=0, said="no room", **raises(MemoryError("no room"))
+    ),
+    StepFailure.OUTPUT_EXTENT_INVALID: Produced(
+        R.STEP_FAILED, C.WORKER, stage=0, **worker_plugin(short_output)
+    ),
+    StepFailure.OUTPUT_COPY_FAILED: Produced(
+        R.DEVICE_COPY_FAILED, C.WORKER, stage=0, worker={"fail_copy": 2}, said="copy 2 failed"
+    ),
+    StepFailure.WORKER_SHUTTING_DOWN: Produced(
+        R.STEP_FAILED, C.WORKER, READY, aborts_step, stage=LAST, said="aborted"
+    ),
+    StepFailure.WORKER_PROCESS_EXITED: Produced(
+        R.WORKER_CRASHED,
+        C.WORKER,
+        READY,
+        says_step_failed(StepFailure.WORKER_PROCESS_EXITED),
+        stage=LAST,
+    ),
+}
+
+OF_WORKERS: dict[WorkerFatalReason, Produced] = {
+    WorkerFatalReason.ARENA_MAP_FAILED: Produced(
+        R.WORKER_FATAL, C.GPU_WORKER_CTL, said="cannot be mapped", **arena_plugin(UnmappableArenas)
+    ),
+    WorkerFatalReason.RING_HELPER_ABI_MISMATCH: Produced(
+        R.WORKER_FATAL, C.GPU_WORKER_CTL, said="ABI", **arena_plugin(OtherAbi)
+    ),
+    WorkerFatalReason.BACKEND_INIT_FAILED: Produced(
+        R.WORKER_FATAL, C.GPU_WORKER_CTL, worker={"colour": "red"}, said="colour"
+    ),
+    WorkerFatalReason.MALFORMED_CONTROL_MESSAGE: Produced(
+        R.WORKER_FATAL, C.WORKER, READY, lambda run: mislead_worker(run, LAST), stage=LAST, said="not allowed"
+    ),
+    WorkerFatalReason.UNHANDLED_EXCEPTION: Produced(
+        R.WORKER_FATAL, C.WORKER, stage=0, said="ZeroDivisionError", **raises(ZeroDivisionError("a defect"))
+    ),
+}
+
+OF_ROLES: dict[RoleFailure, Produced] = {
+    **{
+        reason: Produced(
+            R.DEVICE_OUT_OF_MEMORY if reason is RoleFailure.DEVICE_OUT_OF_MEMORY else R.WEIGHT_LOAD_FAILED,
+            C.WORKER,
+            said="by script",
+            **role_fails(reason),
+        )
+        for reason in RoleFailure
+    },
+}
+
+OF_MODELS: dict[ModelFailure, Produced] = {
+    cause: Produced(R.WEIGHT_LOAD_FAILED, C.STAGE_CONTROLLER, said="(mend it)", **model_fails(cause))
+    for cause in ModelFailure
+}
+
+# what a stage asks to be released
+OF_RELEASES: dict[ReleaseFailure, Produced] = {
+    ReleaseFailure.UNKNOWN_HANDLE: Produced(
+        R.STEP_FAILED,
+        C.STAGE_CONTROLLER,
+        READY,
+        release(DeviceObjectHandle(WorkerGeneration(1), 999)),
+        stage=LAST,
+    ),
+    ReleaseFailure.STALE_GENERATION: Produced(
+        R.STEP_FAILED,
+        C.STAGE_CONTROLLER,
+        READY,
+        release(DeviceObjectHandle(WorkerGeneration(7), 1)),
+        stage=LAST,
+    ),
+}
+
+OF_STREAMS: dict[StreamFaultReason, Produced] = {
+    StreamFaultReason.PEER_UNREACHABLE: Produced(
+        R.EDGE_ESTABLISHMENT_FAILED,
+        C.DRIVER,
+        PLANNED,
+        lambda run: HUB.refuse("no way", acceptor=run.ids[LAST]),
+        stage=0,
+    ),
+    StreamFaultReason.STREAM_BROKEN: Produced(
+        R.STREAM_FAULT, C.DRIVER, PLANNED, lambda run: HUB.break_edge(after=7)
+    ),
+    StreamFaultReason.RING_FAULT: Produced(R.RING_FAULT, C.DRIVER, READY, cursor_moves, stage=LAST),
+    StreamFaultReason.PUMP_FAILED: Produced(R.PUMP_FAILURE, C.DRIVER, READY, pump_fails, stage=LAST),
+}
+
+OF_LEASES: dict[LeaseRejection, Produced] = {
+    LeaseRejection.EXCEEDS_CEILING: Produced(
+        R.RING_REQUEST_TOO_LARGE,
+        C.ARENA_MANAGER,
+        session=_SMALL_ARENA,
+        options={"ring_capacity": 1 << 20},
+    ),
+    LeaseRejection.INVALID_SPEC: Produced(
+        R.EDGE_ESTABLISHMENT_FAILED, C.ARENA_MANAGER, options={"ring_alignment": 3}, said="alignment=3"
+    ),
+    LeaseRejection.NO_MEMORY: Produced(
+        R.EDGE_ESTABLISHMENT_FAILED, C.ARENA_MANAGER, PLANNED, refuses_rings, stage=LAST, said="no page"
+    ),
+    LeaseRejection.SHUTTING_DOWN: Produced(
+        R.EDGE_ESTABLISHMENT_FAILED,
+        C.ARENA_MANAGER,
+        PLANNED,
+        tell_node(C.ARENA_MANAGER, Shutdown()),
+        stage=LAST,
+        said="its node is ending",
+    ),
+}
+
+# Members of two enums may be equal: they are texts.
+SCENARIOS: list[tuple[StrEnum, Produced]] = [
+    pair
+    for scenarios in (
+        OF_RUNS,
+        OF_OBJECTS,
+        OF_RINGS,
+        OF_STEPS,
+        OF_WORKERS,
+        OF_ROLES,
+        OF_MODELS,
+        OF_RELEASES,
+        OF_STREAMS,
+        OF_LEASES,
+    )
+    for pair in scenarios.items()  # type: ignore[attr-defined]
+]
+
+
+@pytest.mark.parametrize(
+    ("member", "produced"), SCENARIOS, ids=[f"{type(member).__name__}.{member}" for member, _ in SCENARIOS]
+)
+def test_a_reason_reaches_the_one_recorded_failure(
+    member: StrEnum, produced: Produced, plugins: Plugins
+) -> None:
+    options = dict(produced.options)
+    alignment = options.pop("ring_alignment", None)
+    run = MockRun(
+        produced.plugins() if produced.plugins else plugins,
+        **{"nodes": 2, "max_tokens": 4, **options},
+        choice=MOCKS.model_copy(update=produced.choice),
+        at_event=int(produced.at) if produced.at == "-1" else produced.at or None,
+        act=produced.act,
+        session_options={"worker": produced.worker, **produced.session},
+    )
+    if alignment is not None:
+        spec = lambda plan, direction: RingSpec(plan.ring_capacity, direction, alignment=alignment)  # noqa: E731
+        with mock.patch.object(EdgePlan, "ring_spec", spec):
+            run.play()
+    else:
+        run.play()
+    fault = run.result.fault
+    assert run.result.outcome is RunOutcome.FAULTED
+    assert fault is not None
+    line = fault.line()
+    print(line, fault.remedy, sep="\n")
+    assert fault.reason is produced.reason, line
+    assert fault.component is produced.component, line
+    if not isinstance(member, FaultReason):
+        assert fault.cause == str(member), line
+        assert f"({member})" in line
+    [event] = [event for event in run.events if event["event"] == "run_faulted"]
+    assert event | fault.fields() == event, "result and event say the same"
+    if produced.stage is not None:
+        assert fault.stage_index == produced.stage, line
+        assert f"at stage {produced.stage}" in line
+    assert produced.said in line
+    assert "\n" not in line
+    assert fault.detail, f"{line}: says nothing of what happened"
+    assert fault.remedy
+    killed: tuple[NodeId, ...] = (run.ids[LAST],) if produced.gone and run.pool else ()
+    run.check(killed=killed, unproven=produced.gone)
+
+
+# --- what is no run's reason: a teardown's, a refusal's, an order's ---
+
+
+def seen_teardown(plugins: Plugins) -> set[str]:
+    """The outcome stands; the event of the teardown carries its own failure."""
+    run = MockRun(
+        plugins,
+        nodes=2,
+        max_tokens=100,
+        at_event=FIRST_TOKEN,
+        act=lambda run: (HUB.hold(sender=run.ids[LAST]), run.session.stop_run()),
+    )
+    assert run.play().outcome is RunOutcome.OPERATOR_STOPPED
+    torn = run.events[-1]
+    assert torn["component"] == str(C.RUN)
+    assert "stage 1 did not say StageStopped" in torn["detail"]
+    assert torn["detail"].split("; ")[0] in run.result.unproven
+    return {torn["reason"]}
+
+
+def seen_refusals(plugins: Plugins) -> set[str]:
+    """A stranger's streams are refused with their reason, and the run never notices."""
+    seen: set[str] = set()
+
+    def act(run: MockRun) -> None:
+        transport = run.pool[2].transport
+        assert transport is not None
+        token_in, first, _, _ = next(e["edges"] for e in run.events if e["event"] == PLANNED)
+
+        async def disturb() -> None:
+            # stage 1 waits for the first stream of its edge, stage 0 reads its own already
+            for target, edge in ((run.ids[1], first), (run.ids[0], token_in), (run.ids[1], 12345)):
+                stream = await transport.open_edge(target, EdgeId(edge), deadline=10.0)
+                await asyncio.sleep(0)
+                del stream
+
+        run.session.orchestrator.system.start_task(disturb(), owner=Address(C.DRIVER))
+
+    for moment in ("edge_ready", READY, FIRST_TOKEN):
+        run = MockRun(plugins, max_tokens=60, at_event=moment, pool_deadline=60.0, act=act)
+        HUB.delay(1.0)  # time enough for a stream that nobody asks for to be given up
+        assert run.play().outcome is RunOutcome.COMPLETED
+        assert list(run.result.token_ids) == run.reference
+        seen |= {event["reason"] for event in run.events if event["event"] == "edge_refused"}
+        HUB.clear()
+    return seen
+
+
+def seen_uninstalls(plugins: Plugins) -> set[str]:
+    """Every ring end hears why it goes: its edge stopped, its ring is broken, or its worker ends."""
+    seen: set[str] = set()
+    uninstall = _RingEnd.uninstall
+
+    def record(end: _RingEnd, command: Any) -> None:
+        seen.add(str(command.reason))
+        uninstall(end, command)
+
+    ordinary = MockRun(plugins, nodes=2, max_tokens=2)
+    drained = MockRun(plugins, nodes=2, max_tokens=9, at_event=READY, act=drains_worker)
+    with mock.patch.object(_RingEnd, "uninstall", record):
+        for run in (ordinary, drained):
+            run.play()
+            run.check()
+    broken = MockRun(plugins, nodes=2, at_event=PLANNED)
+
+    def act(run: MockRun) -> None:
+        def note(command: Any) -> Any:
+            if isinstance(command, InstallRing):
+                fault = RingFault(
+                    command.ring_id, command.edge_id, command.port_id, RingFaultReason.RING_STATE_INVALID, "x"
+                )
+                worker_says(run, LAST, fault)
+            seen.add(str(getattr(command, "reason", "")))
+            return command
+
+        alter_commands(run, LAST, note)
+
+    broken.act = act
+    broken.play()
+    broken.check_fault("RingFault")
+    return seen
+
+
+def seen_stops(plugins: Plugins) -> set[str]:
+    """How a worker says that it stopped. Fatal is no word of this system's worker, whose last is WorkerFatal:
+    a node that hears it waits for the process's end all the same."""
+    seen: set[str] = set()
+    tell = FromWorker.__init__
+
+    def record(self: FromWorker, generation: Any, event: object) -> None:
+        if isinstance(event, WorkerStopped):
+            seen.add(str(event.reason))
+        tell(self, generation, event)
+
+    def fatal(run: MockRun) -> None:
+        worker_says(run, LAST, WorkerStopped(WorkerStoppedReason.FATAL))
+        end_worker(run, LAST)
+
+    with mock.patch.object(FromWorker, "__init__", record):
+        drained = MockRun(plugins, nodes=2, max_tokens=9, at_event=READY, act=drains_worker)
+        drained.play()
+        drained.check()
+        ended = MockRun(plugins, nodes=2, max_tokens=9, at_event=READY, act=fatal)
+        ended.play()
+        ended.check_fault("WorkerCrashed")
+    return seen
+
+
+SEEN: dict[Callable[[Plugins], set[str]], tuple[StrEnum, ...]] = {
+    seen_teardown: (FaultReason.TEARDOWN_TIMEOUT,),
+    seen_refusals: (
+        StreamFaultReason.WRONG_PEER,
+        StreamFaultReason.DUPLICATE_STREAM,
+        StreamFaultReason.UNKNOWN_EDGE,
+    ),
+    seen_uninstalls: tuple(UninstallReason),
+    seen_stops: tuple(WorkerStoppedReason),
+}
+
+
+@pytest.mark.parametrize("see", list(SEEN), ids=lambda see: see.__name__)
+def test_a_reason_that_no_run_records_is_seen_where_it_belongs(
+    see: Callable[[Plugins], set[str]], plugins: Plugins
+) -> None:
+    assert see(plugins) >= {str(member) for member in SEEN[see]}
+
+
+# --- completeness ---
+
+
+@pytest.mark.parametrize("member", MEMBERS, ids=lambda member: f"{type(member).__name__}.{member}")
+def test_every_reason_has_its_scenario(member: StrEnum) -> None:
+    elsewhere = [seen for members in SEEN.values() for seen in members if type(seen) is type(member)]
+    same_kind = [made for made, _ in SCENARIOS if type(made) is type(member)]
+    assert str(member) in [str(key) for key in (*same_kind, *elsewhere)], "no scenario produces it"
+
+
+def test_every_reason_has_its_remedy_in_one_line() -> None:
+    assert set(REMEDIES) == set(FaultReason)
+    for remedy in REMEDIES.values():
+        assert remedy
+        assert "\n" not in remedy
+
+
+def test_every_component_but_gates_is_seen_to_detect() -> None:
+    """Gates pass on what others saw; the token endpoint is tested in its own file."""
+    detecting = {produced.component for _, produced in SCENARIOS}
+    assert set(Component) - detecting <= {C.TX_EDGE, C.RX_EDGE, C.TOKEN_ENDPOINT}

@@ -1,0 +1,198 @@
+"""How large datagrams may be: the search, black holes, what the kernel refuses, bulk through a narrow one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from aioquic.quic import events
+from swactor_transport_quic.admission import Admitted
+from swactor_transport_quic.compat.connection import PacedBursts
+from swactor_transport_quic.connections import ConnectionMaker
+from swactor_transport_quic.link import Alpn
+from swactor_transport_quic.path_size import LADDER, PathSize
+from swactor_transport_quic.settings import LARGEST_DATAGRAM, SMALLEST_DATAGRAM, QuicSettings
+
+DIALLER, ACCEPTOR = ("192.0.2.2", 2), ("192.0.2.1", 1)
+AGAIN = 600.0
+
+
+def search(sizer: PathSize, carries: int, now: float = 0.0) -> list[int]:
+    """Probes until the search rests; the sizes that were tried."""
+    tried = []
+    while size := sizer.due(now):
+        assert len(tried) < 50, tried
+        tried.append(size)
+        sizer.sent(size)
+        assert sizer.due(now) == 0, "one probe at a time"
+        (sizer.acknowledged if size <= carries else sizer.lost)(size, now)
+    return tried
+
+
+@pytest.mark.parametrize(
+    ("carries", "found"), [(16_200, 16_200), (9_000, 8_952), (4_352, 4_352), (1_500, 1_452), (1_300, 1_200)]
+)
+def test_the_largest_step_that_passes_is_found(carries, found):
+    sizer = PathSize(SMALLEST_DATAGRAM, LARGEST_DATAGRAM)
+    tried = search(sizer, carries)
+    assert sizer.size == found
+    # Three tries for each that is too large, one for the one that passes.
+    assert tried == [step for step in LADDER if step > carries for _ in range(3)] + [found] * (found > 1200)
+    assert search(sizer, carries, AGAIN - 1) == []
+    again = search(sizer, 16_200, AGAIN)
+    assert again == ([16_200] if found < 16_200 else [])
+    assert sizer.size == 16_200
+
+
+def test_a_bound_of_the_host_is_the_top_of_the_ladder():
+    sizer = PathSize(SMALLEST_DATAGRAM, 8_000)
+    assert search(sizer, 16_200) == [8_000]
+    assert search(PathSize(SMALLEST_DATAGRAM, SMALLEST_DATAGRAM), 16_200) == []
+    assert search(PathSize(8_000, 8_000), 16_200) == []
+
+
+def test_what_the_kernel_refuses_is_not_tried_again_and_a_late_answer_counts_for_nothing():
+    sizer = PathSize(SMALLEST_DATAGRAM, LARGEST_DATAGRAM)
+    sizer.sent(sizer.due(0.0))
+    sizer.refused(16_200, 0.0)
+    assert sizer.due(0.0) == 8_952
+    sizer.acknowledged(16_200, 0.0)
+    assert sizer.size == SMALLEST_DATAGRAM
+    assert search(sizer, 16_200) == [8_952]
+    sizer.refused(8_952, 1.0)  # the route has changed
+    assert sizer.size == SMALLEST_DATAGRAM
+    assert sizer.due(1.0) == 16_200
+
+
+def test_a_path_that_narrows_is_searched_again():
+    sizer = PathSize(SMALLEST_DATAGRAM, LARGEST_DATAGRAM)
+    assert not sizer.fall_back(0.0)
+    search(sizer, 16_200)
+    assert sizer.fall_back(5.0)
+    assert sizer.size == SMALLEST_DATAGRAM
+    search(sizer, 1_500, 5.0)
+    assert sizer.size == 1_452
+
+
+def test_a_fast_path_gets_as_much_as_a_timer_can_release():
+    pacer = PacedBursts(max_datagram_size=1200)
+    pacer.update_rate(congestion_window=1_200_000, smoothed_rtt=0.01)  # 1.25 * 1000 datagrams in 10 ms
+    now, sent = 1.0, 0
+    while now < 1.1:
+        while pacer.next_send_time(now) is None:
+            pacer.update_after_send(now)
+            sent += 1
+        now = max(pacer.next_send_time(now), now + 0.001)
+    assert 12_000 < sent < 13_500  # aioquic's own would have let 16 go each millisecond: 1600
+
+
+class NarrowWire:
+    """Two connections in virtual time, over a path that drops what exceeds `carries`."""
+
+    def __init__(self, carries: int, *, local: bool) -> None:
+        self.carries = carries
+        self.now = 1.0
+        self.largest = 0
+        left = ConnectionMaker(seed=b"d" * 32, epoch=3, settings=QuicSettings())
+        right = ConnectionMaker(seed=b"a" * 32, epoch=4, settings=QuicSettings())
+        self.left = left.dialling(Alpn.EDGE, lambda claim: "", local=local)
+        self.left.connect(ACCEPTOR, self.now)
+        first = self.left.original_destination_connection_id
+        self.right = right.accepting(Admitted(first, first, None), lambda claim: "", local=local)
+        self.got = bytearray()
+        self.known = {self.left}
+
+    def run(self, seconds: float, *, until=lambda: False) -> None:
+        end = self.now + seconds
+        while self.now < end and not until():
+            self.now += 0.001
+            for source, target, address in (
+                (self.left, self.right, DIALLER),
+                (self.right, self.left, ACCEPTOR),
+            ):
+                if source not in self.known:
+                    continue
+                timer = source.get_timer()
+                if timer is not None and timer <= self.now:
+                    source.handle_timer(self.now)
+                source.renew_burst()
+                for data, _ in source.datagrams_to_send(self.now):
+                    if len(data) <= self.carries:
+                        self.largest = max(self.largest, len(data))
+                        self.known.add(target)
+                        target.receive_datagram(data, address, self.now)
+                target.settle()
+                while (event := target.next_event()) is not None:
+                    if isinstance(event, events.StreamDataReceived):
+                        self.got += event.data
+
+
+@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize(
+    ("carries", "found"), [(16_200, 16_200), (9_000, 8_952), (1_500, 1_452), (1_200, 1_200)]
+)
+def test_a_connection_finds_its_path_and_bytes_are_whole(carries, found, local):
+    wire = NarrowWire(carries, local=local)
+    wire.run(60, until=lambda: wire.left.confirmed)
+    window = wire.left._loss.congestion_window
+    wire.run(
+        60, until=lambda: wire.left._max_datagram_size == found and wire.right._max_datagram_size == found
+    )
+    wire.run(5)
+    assert wire.left._max_datagram_size == found
+    assert wire.left._loss.congestion_window >= window, "a lost probe is no congestion"
+    half = wire.left.open_stream(b"preamble", is_unidirectional=True)
+    data = bytes(range(256)) * 2000
+    wire.run(1)
+    wire.right.receive_half(half.stream_id).advertise(len(data) + 8)
+    wire.left.send_stream_data(half.stream_id, data)
+    wire.run(30, until=lambda: half.unacknowledged == 0)
+    assert wire.got[8:] == data
+    assert wire.largest <= found
+
+
+def test_a_black_hole_is_left_within_seconds_and_the_path_is_found_anew():
+    wire = NarrowWire(16_200, local=False)
+    wire.run(60, until=lambda: wire.left._max_datagram_size == 16_200)
+    half = wire.left.open_stream(b"preamble", is_unidirectional=True)
+    wire.run(1)
+    data = bytes(range(256)) * 400
+    wire.right.receive_half(half.stream_id).advertise(len(data) + 8)
+    wire.run(1)
+    wire.carries = 1_500
+    began = wire.now
+    wire.left.send_stream_data(half.stream_id, data)
+    wire.run(60, until=lambda: half.unacknowledged == 0)
+    assert wire.got[8:] == data
+    assert wire.now - began < 5
+    wire.run(10)
+    assert wire.left._max_datagram_size == 1_452
+
+
+async def test_bulk_passes_a_relay_that_drops_what_is_large(make_node, make_relay, flow, pattern):
+    left, right = await make_node("left"), await make_node("right")
+    relay = make_relay(right)
+    inner = relay._pass
+    relay._pass = lambda via, data, to: inner(via, data, to) if len(data) <= 1500 else None
+    left.transport.set_peer(right.peer(port=relay.port))
+    sender, reader = await left.edge_to(right)
+    data = pattern(3, 400_000)
+    received, _ = await asyncio.gather(
+        flow.read_exactly(reader, len(data), granted=100_000), flow.send_all(sender, data)
+    )
+    assert received == data
+    (link,) = left.transport._endpoint.links
+    assert link.quic._max_datagram_size <= 1_452
+
+
+async def test_large_datagrams_are_in_use_on_this_machine_right_away(pair, flow):
+    left, right = pair
+    sender, reader = await left.edge_to(right)
+    reader.grant(100)
+    await flow.send_all(sender, b"x")
+    assert await flow.read_exactly(reader, 1) == b"x"
+    for node in pair:
+        (link,) = node.transport._endpoint.links
+        async with asyncio.timeout(5):
+            while link.quic._max_datagram_size < LARGEST_DATAGRAM:
+                await link.activity.wait(0.05)
