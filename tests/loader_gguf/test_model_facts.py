@@ -69,6 +69,11 @@ def test_kv_bytes_follow_heads_and_head_widths(model_of, raw):
     assert model_of(keys=grouped).facts.kv_bytes_per_token == ((16 + 8) * 4, 0)
 
 
+def test_a_recurrent_model_has_facts_so_that_a_worker_can_refuse_it_by_name(model_of, raw):
+    state = {"llama.attention.head_count": None, "s": raw.u32("llama.ssm.state_size", 16)}
+    assert model_of(keys=state).facts.kv_bytes_per_token == (0, 0)
+
+
 def test_metadata_holds_scalars_and_small_numeric_arrays_but_no_vocabulary(model_of, raw):
     facts = model_of(
         keys={

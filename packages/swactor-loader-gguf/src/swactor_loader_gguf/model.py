@@ -139,6 +139,9 @@ class GgufModel:
                 index.fail(f"{name}.attention.{key} has {len(held)} elements for {layers} layers", 0)
             return list(held[:layers])
 
+        recurrent = any(key.startswith((f"{name}.ssm.", f"{name}.wkv.")) for key in index.entries)
+        if recurrent and f"{name}.attention.head_count" not in index.entries:
+            return (0,) * layers
         heads = per_layer("head_count")
         width = dim // max(heads) if max(heads) else 1
         key = index.integer(f"{name}.attention.key_length", 1, _MAX_DIM, default=max(width, 1))
