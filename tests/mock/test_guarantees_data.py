@@ -510,7 +510,9 @@ def test_roles_and_rings_come_again(plugins: Plugins) -> None:
 
     def look(run: MockRun) -> None:
         harness: Any = harness_of(run, 1)
-        empty.append(not harness._machine._rings and harness._machine._role is None and not harness._ends)
+        empty.append(
+            not harness._machine._held.rings and harness._machine._held.role is None and not harness._ends
+        )
 
     run, seen = restarted(plugins, look, at="run_planned")
     assert run.result.outcome is RunOutcome.COMPLETED
