@@ -472,17 +472,20 @@ def measure(kind: str, what: str, size: int, options: argparse.Namespace, *, edg
     arguments += ["--objects", str(options.objects), "--bytes", str(total if what == "bulk" else 0)]
     if options.profile:
         arguments += ["--profile", f"{options.profile}.{kind}.{what}.{size}"]
-    acceptor = _start(arguments)
-    assert acceptor.stdout is not None
-    port = json.loads(acceptor.stdout.readline())["port"]
-    dialler = _start([*arguments, "--port", str(port)])
-    # The end that measures ends first; the other one waits for its standard input to close.
-    first, second = (acceptor, dialler) if what == "bulk" else (dialler, acceptor)
-    results = [json.loads(process.communicate(timeout=40)[0].splitlines()[-1]) for process in (first, second)]
-    for process in (first, second):
-        if process.returncode:
-            raise SystemExit(f"{kind} {what} {size}: a process ended with {process.returncode}")
-    return results
+    started = [_start(arguments)]
+    try:
+        acceptor = started[0]
+        assert acceptor.stdout is not None
+        port = json.loads(acceptor.stdout.readline())["port"]
+        started.append(_start([*arguments, "--port", str(port)]))
+        # The end that measures ends first; the other one waits for its standard input to close.
+        order = started if what == "bulk" else started[::-1]
+        said = [process.communicate(timeout=40)[0] for process in order]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    return [json.loads(text.splitlines()[-1]) for text in said]
 
 
 def microseconds(ways: list[int], *, warm: int = 50) -> tuple[float, float]:

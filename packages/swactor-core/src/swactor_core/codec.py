@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
-from pydantic_core import from_json
 
 MAX_LINE = 4 * 1024 * 1024
+_JSON = TypeAdapter(Any).validator
+"""Any JSON value; without the Python layers of `json`, which count on a token's way."""
 
 
 class CodecError(ValueError):
@@ -40,9 +41,9 @@ class MessageCodec:
         if len(data) > MAX_LINE:
             raise CodecError(f"message of {len(data)} bytes, at most {MAX_LINE}")
         try:
-            fields = from_json(data)
-        except ValueError as error:
-            raise CodecError(f"not JSON: {error}") from None
+            fields = _JSON.validate_json(data)
+        except ValidationError as error:
+            raise CodecError(f"not JSON: {error.errors(include_url=False)[0]['msg']}") from None
         name = fields.pop("type", None) if isinstance(fields, dict) else None
         adapter = self._adapters.get(name) if isinstance(name, str) else None
         if adapter is None:
