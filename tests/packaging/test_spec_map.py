@@ -66,7 +66,7 @@ def test_citations_are_read(spec_map: ModuleType, text: str, numbers: set[int]) 
 
 
 def test_a_citation_that_goes_is_missed(spec_map: ModuleType, tmp_path: Path) -> None:
-    """A copy where no test cites one section, no module another, and one cites a section that is not there."""
+    """A copy where no test cites one section, no module another, and one cites what is not there."""
     for folder in ("docs", "packages", "tests"):
         ignore = shutil.ignore_patterns("data", "__pycache__", "*.egg-info", "_native*", "build")
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignore)
