@@ -13,7 +13,7 @@ from typing import Any
 
 from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file
 from swactor_core.errors import UsageError
-from swactor_core.hosting import refuse_unfit_model
+from swactor_core.hosting import refuse_separate_processes, refuse_unfit_model, worker_in_process
 from swactor_core.ids import NodeId, RunId
 from swactor_core.machines.run import RunBounds
 from swactor_core.machines.run_effects import RunOutcome
@@ -81,6 +81,10 @@ def run(options: RunOptions, output: Output) -> ExitCode:
     plugins = load_plugins(blocked=choice.blocked)
     for kind in (Kind.ARENA, Kind.TRANSPORT, Kind.MEMBERSHIP, Kind.WORKER):
         plugins.select(kind, getattr(choice, kind))
+    if file is None:
+        worker_in_process(plugins, choice)
+    else:
+        refuse_separate_processes(plugins, choice)
     loader = plugins.select(Kind.LOADER, choice.loader).factory()
     path, model = open_model(loader, options.model, output)
     with ExitStack() as closing:
