@@ -23,6 +23,7 @@ from swactor_core.orchestrator.session import ClusterSession, LocalSession
 from swactor_core.plan import GgufSource, SamplingPolicy, TokenOutputPolicy
 from swactor_core.planner import EdgeIdAllocator, NodeCapacity, plan_run
 from swactor_core.plugins import load_plugins
+from swactor_core.spi.loader import Model, Tokenizer
 from swactor_core.spi.provider import Kind
 
 from swactor_cli.answer import Answer
@@ -90,36 +91,9 @@ def run(options: RunOptions, output: Output) -> ExitCode:
     with ExitStack() as closing:
         closing.callback(model.close)
         tokenizer = tokenizer_of(model, options.pre)
-        prompt = prompt_ids_of(
-            options.prompt,
-            options.prompt_ids,
-            raw=options.raw,
-            facts=model.facts,
-            tokenizer=tokenizer,
-            system=options.system,
-        )
-        if options.stops and tokenizer is None:
-            raise UsageError("--stop was given, and the model has no vocabulary", hint="leave --stop out")
-        answer = Answer(tokenizer.stream() if tokenizer is not None else None, options.stops)
-        suppressed = tokenizer.suppressed if tokenizer is not None else frozenset()
-        sampling = fitted(options.sampling, model.facts.vocab_size, suppressed)
-        stop = tokenizer is not None and not options.ignore_eos
-        ends = tokenizer.end_of_generation if tokenizer is not None and stop else frozenset()
         local = file is None
-        request = RunRequest(
-            source=GgufSource(_uri(path, options.model, local=local), model.digest()),
-            facts=model.facts,
-            prompt=prompt,
-            max_tokens=options.max_tokens,
-            end_of_generation=tuple(sorted(ends)),
-            sampling=sampling,
-            token_output_policy=(
-                TokenOutputPolicy.LOGITS if options.sample_on_orchestrator else TokenOutputPolicy.TOKEN_IDS
-            ),
-            token_count=model.manifest(0, 1).token_count,
-            prefill_chunk=options.prefill_chunk,
-            bounds=RunBounds(execution=options.token_timeout),
-        )
+        request = _request(options, model, tokenizer, _uri(path, options.model, local=local))
+        answer = Answer(tokenizer.stream() if tokenizer is not None else None, options.stops)
         nodes = (2 if options.nodes is None else options.nodes) if file is None else len(file.cluster.nodes)
         positions = _check_plan(request, nodes, output)
         whole = model.manifest(0, model.facts.num_layers)
@@ -149,6 +123,37 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         result = asyncio.run(_drive(make_session, request, display, side, output, interrupts))
         side.close()
         return _finish(result, display, side, output)
+
+
+def _request(options: RunOptions, model: Model, tokenizer: Tokenizer | None, uri: str) -> RunRequest:
+    """What is asked of the orchestrator. Raises UsageError for a prompt or a policy that the model cannot
+    have."""
+    prompt = prompt_ids_of(
+        options.prompt,
+        options.prompt_ids,
+        raw=options.raw,
+        facts=model.facts,
+        tokenizer=tokenizer,
+        system=options.system,
+    )
+    if options.stops and tokenizer is None:
+        raise UsageError("--stop was given, and the model has no vocabulary", hint="leave --stop out")
+    suppressed = tokenizer.suppressed if tokenizer is not None else frozenset()
+    ends = tokenizer.end_of_generation if tokenizer is not None and not options.ignore_eos else frozenset()
+    return RunRequest(
+        source=GgufSource(uri, model.digest()),
+        facts=model.facts,
+        prompt=prompt,
+        max_tokens=options.max_tokens,
+        end_of_generation=tuple(sorted(ends)),
+        sampling=fitted(options.sampling, model.facts.vocab_size, suppressed),
+        token_output_policy=(
+            TokenOutputPolicy.LOGITS if options.sample_on_orchestrator else TokenOutputPolicy.TOKEN_IDS
+        ),
+        token_count=model.manifest(0, 1).token_count,
+        prefill_chunk=options.prefill_chunk,
+        bounds=RunBounds(execution=options.token_timeout),
+    )
 
 
 def _uri(name: str, given: str, *, local: bool) -> str:
