@@ -279,7 +279,8 @@ class QuicTransport:
         while True:
             link = await self._link_to(peer, Alpn.EDGE, until - loop.time())
             if not self._may_open(link, peer, edge_id):
-                await self._stream_slot(link, until - loop.time(), f"edge {edge_id}", "has not acknowledged its former end")
+                why = "has not acknowledged the end of the former one"
+                await self._stream_slot(link, until - loop.time(), f"edge {edge_id}", why)
                 continue
             half = link.quic.open_stream(encode_preamble(edge_id), is_unidirectional=True)
             if half is not None:

@@ -27,14 +27,16 @@ class ArenaCapabilities:
 @dataclass(frozen=True, slots=True)
 class TransportCapabilities:
     """`settings` go into every context. `patience`: nothing that must happen takes longer. `loss_within`:
-    how soon a peer whose process was killed is told as lost. `control_bound`: bytes of frames a sender can
-    be ahead of a peer that reads none. `edges` and `large_payload`: how much the kit moves at once."""
+    how soon a peer whose process was killed is told as lost. `send_bound`: bytes of an edge that were
+    accepted and are not acknowledged, at most. `control_bound`: bytes of frames a sender can be ahead of a
+    peer that reads none. `edges` and `large_payload`: how much the kit moves at once."""
 
     provider: str
     crosses_processes: bool = True
     settings: Mapping[str, Any] = field(default_factory=dict)
     patience: float = 10.0
     loss_within: float = 5.0
+    send_bound: int = 1 << 20
     control_bound: int = 16 << 20
     edges: int = 48
     large_payload: int = 4 << 20

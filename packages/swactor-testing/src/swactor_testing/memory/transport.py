@@ -277,7 +277,11 @@ class MemoryTransport:
                 break
             left = until - loop.time()
             if left <= 0:
-                why = "allows no more streams on this connection" if same is None else "has not taken its former end"
+                why = (
+                    "allows no more streams on this connection"
+                    if same is None
+                    else "has not taken the end of the former one"
+                )
                 raise TransportError(
                     f"peer {node_hex(peer)} {why}, edge {edge_id} stays shut",
                     hint="close finished edges, or raise max_edges of that peer",
