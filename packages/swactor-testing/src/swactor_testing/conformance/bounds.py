@@ -46,8 +46,8 @@ async def until(seconds: float, condition: Callable[[], bool], what: str) -> Non
 
 @contextlib.asynccontextmanager
 async def meanwhile(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
-    """`work` as a task that is over, cancelled if need be, when the block ends. Where both fail it is the work
-    that is told: the block has waited in vain for it."""
+    """`work` as a task that is over, cancelled if need be, when the block ends. Where both fail the work's
+    failure is told: the block has waited in vain for it."""
     task = asyncio.ensure_future(work)
     try:
         yield task
