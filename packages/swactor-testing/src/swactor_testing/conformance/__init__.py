@@ -15,6 +15,7 @@ _CHAPTERS = (
     "control",
     "device",
     "edges",
+    "fetching",
     "loader",
     "membership",
     "offers",

@@ -85,9 +85,15 @@ class WorkerCapabilities:
 class LoaderCapabilities:
     """`models` are names that `resolve` knows without a network, small ones; two at least, of different
     content. `reads_files`: what `open` is given is a file, so that missing and damaged ones must be refused.
-    `lossless`: text comes back from its ids byte for byte; otherwise but for white space and normal form."""
+    `lossless`: text comes back from its ids byte for byte; otherwise but for white space and normal form.
+    `fetches`: some names are of models elsewhere; the heir's fixture `distant` gives one. `pre_tokenizers`:
+    names that `tokenizer(pre=)` takes for every model with a vocabulary, at least one of which makes other
+    ids of some text than the file's. `suppressed`: by name, where it is known, what a model's tokenizer says."""
 
     provider: str
     models: tuple[str, ...]
     reads_files: bool = True
     lossless: bool = True
+    fetches: bool = False
+    pre_tokenizers: tuple[str, ...] = ()
+    suppressed: Mapping[str, frozenset[int]] = field(default_factory=dict)

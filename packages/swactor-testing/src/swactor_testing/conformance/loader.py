@@ -1,6 +1,6 @@
 """The loader contract (spec sections 11, 15): facts that add up, stages of their own tensors, refusals.
 
-With `tokenizer.py` below it; the guarantees are those of `swactor_core.spi.loader`.
+With `fetching.py` and `tokenizer.py` below it; the guarantees are those of `swactor_core.spi.loader`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from swactor_core.spi.loader import Loader, Model, StageManifest
 from swactor_core.spi.provider import Kind
 
 from swactor_testing.conformance.bounds import seeded
-from swactor_testing.conformance.tokenizer import TokenizerContract
+from swactor_testing.conformance.fetching import FetchContract
 
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _OUTSIDE = {"token_embd.weight", "output_norm.weight", "output.weight"}
@@ -37,7 +37,7 @@ def layers_of(manifest: StageManifest) -> set[int]:
     return {int(match[1]) for name in names(manifest) if (match := _BLOCK.match(name))}
 
 
-class LoaderContract(TokenizerContract):
+class LoaderContract(FetchContract):
     """Everything a loader keeps. Heirs give the fixture `plugin` and `capabilities`."""
 
     kind = Kind.LOADER
