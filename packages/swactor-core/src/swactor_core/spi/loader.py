@@ -123,7 +123,8 @@ class Model(Protocol):
         """Raises ModelError for a range outside the file."""
 
     def to_fetch(self, layer_start: int, layer_end_exclusive: int) -> int:
-        """Bytes of those layers' manifest that are not on this machine now: 0 for a file that is here. Raises ModelError as `manifest` does."""
+        """Bytes of those layers' manifest that are not on this machine now: 0 for a file that is here. Raises
+        ModelError as `manifest` does."""
 
     def fetch(
         self,
@@ -136,8 +137,8 @@ class Model(Protocol):
         no source. `progress(done, total)` in bytes of that manifest, those that were here counted or not:
         never back, never beyond `total`, at last all of it; called at least every few seconds while bytes are
         missing. What `progress` raises ends the fetch and comes out of it; what came until then is kept or
-        comes again. Raises ModelError as `manifest` does and, with a `cause` that says why, when they cannot
-        be had."""
+        comes again. Raises ModelError as `manifest` does and, with a `cause` that says why (not the
+        general REFUSED), when they cannot be had."""
 
     def tokenizer(self, *, pre: str | None = None) -> Tokenizer:
         """`pre` names a pre-tokenizer that overrules the file's, in this tokenizer and no other. Raises

@@ -88,7 +88,8 @@ class LoaderCapabilities:
     `lossless`: text comes back from its ids byte for byte; otherwise but for white space and normal form.
     `fetches`: some names are of models elsewhere; the heir's fixture `distant` gives one. `pre_tokenizers`:
     names that `tokenizer(pre=)` takes for every model with a vocabulary, at least one of which makes other
-    ids of some text than the file's. `suppressed`: by name, where it is known, what a model's tokenizer says."""
+    ids of some text than the file's. `suppressed`: what a model's tokenizer says, by name, where it is
+    known."""
 
     provider: str
     models: tuple[str, ...]
