@@ -16,6 +16,7 @@ _CHAPTERS = (
     "device",
     "edges",
     "fetching",
+    "judging",
     "loader",
     "membership",
     "offers",
