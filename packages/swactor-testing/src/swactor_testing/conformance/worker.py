@@ -1,6 +1,7 @@
 """The worker contract (spec sections 28 to 32): events in order behind the harness, and as a process.
 
-With `judging.py`, `stages.py` and `device.py` below it; the guarantees are those of `swactor_core.spi.worker`.
+With `judging.py`, `stages.py` and `device.py` below it; the guarantees are those of
+`swactor_core.spi.worker`.
 The harness around a backend is the core's; what is tested is that a backend does not make it lie.
 """
 
