@@ -6,6 +6,7 @@ The synthetic mock has no file, so what is wrong with files could not be shown o
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
@@ -83,6 +84,7 @@ class FileModel:
             type_names=("F32",),
             has_vocabulary=True,
             file_bytes=HEAD + sum(sizes.values()),
+            header_bytes=HEAD,
         )
 
     def digest(self) -> str:
@@ -197,6 +199,7 @@ class WrongLoader(LoaderContract):
     far: ClassVar[type] = FarModel
     tokenizer: ClassVar[type] = FileTokenizer
     missing_is_fine: ClassVar[bool] = False
+    relative: ClassVar[bool] = False
 
     @pytest.fixture
     def plugin(self, tmp_path: Path) -> Any:
@@ -216,7 +219,7 @@ class WrongLoader(LoaderContract):
                 path = folder / name
                 if not path.exists() and not parts.missing_is_fine:
                     raise ModelError(f"no model {name!r}", hint="give a path")
-                return str(path)
+                return os.path.relpath(path) if parts.relative else str(path)
 
             def open(self, path: str, progress: Any = None) -> Any:
                 if path.startswith("far:"):

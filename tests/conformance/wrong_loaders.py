@@ -58,6 +58,28 @@ class TestCountsUnpackedBytes(Wrong):
             return replace(honest, layer_bytes=tuple(64 * size for size in honest.layer_bytes))
 
 
+@caught_by(FACTS, "a header of 0 bytes")
+class TestForgetsItsHeader(Wrong):
+    class model(FileModel):
+        @property
+        def facts(self) -> ModelFacts:
+            return replace(super().facts, header_bytes=0)
+
+
+@caught_by(FACTS, "a header of [0-9]+ bytes beside")
+class TestItsHeaderIsTheFile(Wrong):
+    class model(FileModel):
+        @property
+        def facts(self) -> ModelFacts:
+            honest = super().facts
+            return replace(honest, header_bytes=honest.file_bytes)
+
+
+@caught_by("test_a_name_resolves_to_the_same_place_twice", "depends on where a process runs")
+class TestResolvesFromWhereItIs(Wrong):
+    relative = True
+
+
 @caught_by("test_a_digest_is_of_the_content", "different models have the same digest")
 class TestDigestIsOfTheShape(Wrong):
     class model(FileModel):

@@ -55,11 +55,13 @@ class LoaderContract(FetchContract):
         assert self.provider().kind is Kind.LOADER
 
     def test_a_name_resolves_to_the_same_place_twice(self, plugin: Loader) -> None:
-        """`resolve`: a model's name for people to a local path; what is there already is not fetched again,
-        and progress, where there is any, goes to its total."""
+        """`resolve`: a model's name for people to an absolute local path for a local file; what is there
+        already is not fetched again, and progress, where there is any, keeps to its total."""
         for name in self.capabilities.models:
             progress: list[tuple[int, int]] = []
             path = plugin.resolve(name, partial(_noted, progress))
+            if self.capabilities.reads_files:
+                assert Path(path).is_absolute(), f"{path} depends on where a process runs"
             assert plugin.resolve(path) == path == plugin.resolve(name)
             assert all(0 <= done <= total for done, total in progress)
 
@@ -86,6 +88,10 @@ class LoaderContract(FetchContract):
                 total = sum(facts.layer_bytes) + ends - shared
                 assert total <= facts.file_bytes, (
                     f"{facts.model_id}: {total} bytes of tensors in a file of less"
+                )
+                assert 0 < facts.header_bytes <= facts.file_bytes - total, (
+                    f"{facts.model_id}: a header of {facts.header_bytes} bytes beside {total} of tensors, "
+                    f"in a file of {facts.file_bytes}"
                 )
             assert facts == model.facts
 
