@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 from gguf import GGUFWriter, TokenType
 from swactor_core.spi.loader import Loader
 from swactor_testing.conformance import LoaderCapabilities, LoaderContract
+from swactor_testing.conformance.fetching import Distant
 from swactor_testing.synthetic import SyntheticLoader
+from web_servers import Misbehaving
 
 TINY = Path(__file__).parents[1] / "data" / "tiny"
 WITH_VOCABULARY = TINY.parent / "conformance" / "vocabulary.gguf"
@@ -31,6 +34,9 @@ class TestGguf(LoaderContract):
             str(WITH_VOCABULARY),
             *(str(TINY / f"llama-{name}.gguf") for name in ("tied", "gqa", "ropefreqs")),
         ),
+        fetches=True,
+        pre_tokenizers=("gpt-2", "llama-bpe"),
+        suppressed={str(WITH_VOCABULARY): frozenset({256})},
     )
 
     @pytest.fixture
@@ -39,6 +45,37 @@ class TestGguf(LoaderContract):
 
         return GgufLoader()
 
+    @pytest.fixture
+    def distant(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Distant]:
+        monkeypatch.setenv("SWACTOR_CACHE_DIR", str(tmp_path / "cache"))
+        path = tmp_path / "large.gguf"
+        write_large_model(path)
+        server = Misbehaving(path.read_bytes())
+
+        def remove() -> None:
+            server.behaviour.status = 404
+
+        yield Distant(f"{server.url}/large.gguf", str(path), remove)
+        server.stop()
+
+
+def write_large_model(path: Path) -> None:
+    """Layers of noise that are larger than what a header's reader reads ahead."""
+    writer = GGUFWriter(path, "llama")
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(64)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_head_count(2)
+    noise = np.random.default_rng(3)
+    rows = {"token_embd.weight": 1 << 15, "output_norm.weight": 1, "output.weight": 1 << 15}
+    for name, count in (rows | {f"blk.{layer}.ffn_up.weight": 1 << 14 for layer in range(LAYERS)}).items():
+        shape = (HIDDEN,) if count == 1 else (count, HIDDEN)
+        writer.add_tensor(name, noise.standard_normal(shape, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
 
 def write_model_with_vocabulary(path: Path) -> None:
     """A model of three layers of different size, with every byte as a token, a few merges, control tokens
@@ -46,7 +83,7 @@ def write_model_with_vocabulary(path: Path) -> None:
     from swactor_loader_gguf.stream import byte_alphabet
 
     alphabet = [letter for letter, _ in sorted(byte_alphabet().items(), key=lambda pair: pair[1])]
-    merges = ["h e", "l l", "he ll", "Ġ w", "Ã ¼"]
+    merges = ["h e", "l l", "he ll", "Ġ w", "Ã ¼", "3 4"]  # the last one where digits are not cut by threes
     controls = ["<s>", "<|im_end|>"]
     tokens = [*alphabet, *controls, *(merge.replace(" ", "") for merge in merges)]
     types = [TokenType.CONTROL if token in controls else TokenType.NORMAL for token in tokens]
@@ -65,6 +102,7 @@ def write_model_with_vocabulary(path: Path) -> None:
     writer.add_bos_token_id(tokens.index("<s>"))
     writer.add_eos_token_id(tokens.index("<|im_end|>"))
     writer.add_add_bos_token(True)
+    writer.add_array("tokenizer.ggml.suppress_tokens", [tokens.index("<s>")])
     writer.add_chat_template(
         "{% for message in messages %}<s>{{ message.role }}: {{ message.content }}<|im_end|>{% endfor %}"
     )

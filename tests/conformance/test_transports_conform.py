@@ -20,6 +20,12 @@ class TestMemory(TransportContract):
     def vanish(self, endpoint: Endpoint) -> None:
         HUB.vanish(endpoint.node_id)
 
+    def silence(self, endpoint: Endpoint) -> None:
+        HUB.hold(sender=endpoint.node_id)
+
+    def resume(self, endpoint: Endpoint) -> None:
+        HUB.release()
+
 
 class TestMemoryWithLatency(TestMemory):
     capabilities = TransportCapabilities(

@@ -3,7 +3,7 @@
 A module `wrong_*.py` holds one class of tests per defect, each a contract over a mock with one thing broken;
 `caught_by` says which test of the contract must fail, and how. `TestUnbroken` of the same module is the same
 wrapping with nothing broken. Pytest does not collect these modules by itself: `run` does, in a process of its
-own, so that what a wrong plug-in leaves behind harms nobody.
+own, so that what a wrong plug-in leaves behind harms nobody. Modules of the same wrapping share one of them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -69,6 +70,7 @@ class Outcome:
     output: str = ""
 
 
+@cache
 def load(module: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(module, HERE / f"{module}.py")
     assert spec is not None
@@ -84,10 +86,16 @@ def defects_of(module: str) -> list[Defect]:
     return [Defect(module, cls.__name__, *cls.caught_by) for cls in classes]
 
 
+def has_unbroken(module: str) -> bool:
+    return hasattr(load(module), UNBROKEN)
+
+
 def run(module: str) -> Outcome:
-    """The named test of every defect, and everything of the unbroken one."""
+    """The named test of every defect, and everything of the unbroken one where the module has it."""
     file = HERE / f"{module}.py"
     chosen = [f"{file}::{defect.name}::{defect.test}" for defect in defects_of(module)]
+    if has_unbroken(module):
+        chosen.insert(0, f"{file}::{UNBROKEN}")
     options = ["-q", "-p", "no:cacheprovider", "--timeout=20", "--timeout-method=signal", "--tb=short"]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
@@ -98,7 +106,6 @@ def run(module: str) -> Outcome:
                 "pytest",
                 *options,
                 f"--junitxml={report}",
-                f"{file}::{UNBROKEN}",
                 *chosen,
             ],
             cwd=ROOT,

@@ -1,22 +1,19 @@
-"""A loader of small files with one thing broken at a time: a text file of JSON that describes a model.
-
-The synthetic mock has no file, so what is wrong with files could not be shown on it.
-"""
+"""The loader of small files with one thing broken at a time."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
+from file_loader import HEAD, LAYERS, FileModel, FileTokenizer, content
+from file_loader import WrongLoader as Wrong
 from swactor_core.errors import ModelError
 from swactor_core.spi.loader import ModelFacts, StageManifest, TensorRef
-from swactor_testing.conformance import LoaderCapabilities, LoaderContract
-from swactor_testing.synthetic import BEGIN, END, VOCABULARY, SyntheticTokenizer
+from swactor_testing.synthetic import BEGIN, END, VOCABULARY
 from wrong_kit import Around, caught_by
 
 FACTS = "test_facts_are_whole_and_agree_with_each_other"
@@ -26,131 +23,6 @@ BACK = "test_text_comes_back_from_its_ids[2]"
 WHOLE = "test_a_stream_never_splits_a_character[5]"
 HALF = "test_half_a_character_at_the_end_is_told"
 DAMAGED = "test_a_damaged_file_is_a_model_error[0]"
-HEAD = 1024
-LAYERS = 4
-HIDDEN = 16
-
-
-def content(name: str) -> bytes:
-    """The bytes of a model file: a head of JSON, then its tensors."""
-    sizes = {"token_embd.weight": VOCABULARY * HIDDEN * 4}
-    sizes |= {f"blk.{layer}.attn.weight": 256 + 64 * layer for layer in range(LAYERS)}
-    sizes |= {"output_norm.weight": HIDDEN * 4, "output.weight": VOCABULARY * HIDDEN * 4}
-    text = json.dumps({"name": name, "layers": LAYERS, "sizes": sizes}).encode()
-    digest = blake2b(text, digest_size=16).hexdigest().encode()
-    return (digest + text).ljust(HEAD, b"\n") + bytes(sum(sizes.values()))
-
-
-class FileTokenizer(Around):
-    """The synthetic one; its control tokens have names here, in trusted text only."""
-
-
-class FileModel:
-    tokenizer_class: Callable[[Any], Any] = FileTokenizer
-
-    def __init__(self, path: str) -> None:
-        try:
-            data = Path(path).read_bytes()
-        except OSError as error:
-            raise ModelError(f"{path}: {error.strerror}", hint="check the path") from None
-        text = data[32:HEAD].rstrip(b"\n")
-        if blake2b(text, digest_size=16).hexdigest().encode() != data[:32]:
-            raise ModelError(f"{path}: the head is damaged", hint="fetch it again")
-        self.path, self.head = path, json.loads(text)
-        self.sizes: dict[str, int] = self.head["sizes"]
-        if len(data) != HEAD + sum(self.sizes.values()):
-            raise ModelError(f"{path}: {len(data)} bytes are too few", hint="fetch it again")
-
-    @property
-    def facts(self) -> ModelFacts:
-        sizes = self.sizes
-        return ModelFacts(
-            model_id=self.head["name"],
-            architecture="file",
-            num_layers=LAYERS,
-            hidden_dim=HIDDEN,
-            vocab_size=VOCABULARY,
-            context_length=128,
-            layer_bytes=tuple(sizes[f"blk.{layer}.attn.weight"] for layer in range(LAYERS)),
-            embedding_bytes=sizes["token_embd.weight"],
-            head_bytes=sizes["output_norm.weight"] + sizes["output.weight"],
-            tied_head=False,
-            kv_bytes_per_token=(HIDDEN * 8,) * LAYERS,
-            type_names=("F32",),
-            has_vocabulary=True,
-            file_bytes=HEAD + sum(sizes.values()),
-        )
-
-    def digest(self) -> str:
-        return blake2b(json.dumps(self.head).encode(), digest_size=32).hexdigest()
-
-    def tensors(self) -> list[TensorRef]:
-        refs, offset = [], HEAD
-        for name, size in self.sizes.items():
-            refs.append(TensorRef(name, 0, "F32", (size // 4,), self.path, offset, size))
-            offset += size
-        return refs
-
-    def wanted(self, start: int, end: int) -> set[str]:
-        names = {f"blk.{layer}.attn.weight" for layer in range(start, end)}
-        if start == 0:
-            names.add("token_embd.weight")
-        if end == LAYERS:
-            names |= {"output_norm.weight", "output.weight"}
-        return names
-
-    def manifest(self, start: int, end: int) -> StageManifest:
-        if not 0 <= start < end <= LAYERS:
-            raise ModelError(f"layers [{start}, {end}) of {LAYERS}", hint="plan again")
-        wanted = self.wanted(start, end)
-        return StageManifest(
-            architecture="file",
-            metadata={},
-            num_layers=LAYERS,
-            layer_start=start,
-            layer_end_exclusive=end,
-            hidden_dim=HIDDEN,
-            vocab_size=VOCABULARY,
-            token_count=VOCABULARY,
-            tied_head=False,
-            tensors=tuple(tensor for tensor in self.tensors() if tensor.name in wanted),
-        )
-
-    def tokenizer(self) -> Any:
-        return self.tokenizer_class(SyntheticTokenizer(self.head["name"].encode()))
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-class Wrong(LoaderContract):
-    capabilities = LoaderCapabilities(provider="synthetic", models=("first", "second"))
-    model: ClassVar[type] = FileModel
-    tokenizer: ClassVar[type] = FileTokenizer
-    missing_is_fine: ClassVar[bool] = False
-
-    @pytest.fixture
-    def plugin(self, tmp_path: Path) -> Any:
-        parts = type(self)
-        folder = tmp_path / "models"
-        folder.mkdir()
-        for name in self.capabilities.models:
-            (folder / name).write_bytes(content(name))
-
-        class Model(parts.model):
-            tokenizer_class = parts.tokenizer
-
-        class Loader:
-            def resolve(self, name: str, progress: Any = None) -> str:
-                path = folder / name
-                if not path.exists() and not parts.missing_is_fine:
-                    raise ModelError(f"no model {name!r}", hint="give a path")
-                return str(path)
-
-            def open(self, path: str) -> Any:
-                return Model(path)
-
-        return Loader()
 
 
 class TestUnbroken(Wrong):
@@ -184,6 +56,28 @@ class TestCountsUnpackedBytes(Wrong):
         def facts(self) -> ModelFacts:
             honest = super().facts
             return replace(honest, layer_bytes=tuple(64 * size for size in honest.layer_bytes))
+
+
+@caught_by(FACTS, "a header of 0 bytes")
+class TestForgetsItsHeader(Wrong):
+    class model(FileModel):
+        @property
+        def facts(self) -> ModelFacts:
+            return replace(super().facts, header_bytes=0)
+
+
+@caught_by(FACTS, "a header of [0-9]+ bytes beside")
+class TestItsHeaderIsTheFile(Wrong):
+    class model(FileModel):
+        @property
+        def facts(self) -> ModelFacts:
+            honest = super().facts
+            return replace(honest, header_bytes=honest.file_bytes)
+
+
+@caught_by("test_a_name_resolves_to_the_same_place_twice", "depends on where a process runs")
+class TestResolvesFromWhereItIs(Wrong):
+    relative = True
 
 
 @caught_by("test_a_digest_is_of_the_content", "different models have the same digest")

@@ -7,15 +7,14 @@ import contextlib
 import socket
 from collections import deque
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
-import pytest
+from around_transport import AroundTransport, later
+from around_transport import WrongTransport as Wrong
 from swactor_core.errors import EdgeBroken
 from swactor_core.spi.transport import MAX_CONTROL_FRAME, Peer, TransportContext
-from swactor_testing.conformance import TransportCapabilities, TransportContract
-from swactor_testing.conformance.transport_rig import Endpoint
 from swactor_testing.memory.hub import HUB
-from swactor_testing.memory.transport import MemoryPlugin, MemoryTransport
+from swactor_testing.memory.transport import MemoryTransport
 from wrong_kit import Around, caught_by
 
 BYTES = "test_bytes_arrive_in_order_once_and_whole[0]"
@@ -23,84 +22,10 @@ STALL = "test_a_reader_that_does_not_read_stops_its_writer_at_the_granted_byte[1
 FRAMES = "test_frames_arrive_whole_in_order_and_once[0]"
 CLOSE = "test_a_close_is_bounded_and_ends_both_sides_of_everything"
 LEFT = "test_after_close_nothing_is_left"
+BOUND = "test_a_peer_that_acknowledges_nothing_stops_its_writer_at_the_bound"
 KILLED = "test_a_killed_peer_breaks_its_edge_and_is_told_once"
 
-_background: set[asyncio.Task[Any]] = set()
 _sockets: list[socket.socket] = []
-
-
-def later(work: Any) -> asyncio.Task[Any]:
-    task = asyncio.ensure_future(work)
-    _background.add(task)
-    task.add_done_callback(_background.discard)
-    return task
-
-
-class AroundTransport(Around):
-    """`parts` are the classes around each end of a stream."""
-
-    def __init__(self, inner: MemoryTransport, context: TransportContext, parts: Any) -> None:
-        super().__init__(inner)
-        self.context = context
-        self.parts = parts
-        self.lock = asyncio.Lock()
-        self.waiting: set[Any] = set()
-
-    def _part(self, kind: str, inner: Any) -> Any:
-        part = getattr(self.parts, kind)(inner)
-        part.transport = self
-        return part
-
-    async def open_edge(self, *args: Any, **options: Any) -> Any:
-        return self._part("send_edge", await self._inner.open_edge(*args, **options))
-
-    async def accept_edge(self) -> Any:
-        who, edge_id, edge = await self._inner.accept_edge()
-        return who, edge_id, self._part("recv_edge", edge)
-
-    async def open_control(self, *args: Any, **options: Any) -> Any:
-        return self._part("channel", await self._inner.open_control(*args, **options))
-
-    async def accept_control(self) -> Any:
-        return self._part("channel", await self._inner.accept_control())
-
-
-class AroundPlugin:
-    def __init__(self, parts: Any) -> None:
-        self._parts = parts
-
-    def public_key(self, seed: bytes) -> bytes:
-        return MemoryPlugin().public_key(seed)
-
-    def create(self, context: TransportContext) -> Any:
-        inner = MemoryPlugin().create(self._parts.changed(context))
-        return self._parts.around(inner, context, self._parts)
-
-
-class Wrong(TransportContract):
-    capabilities = TransportCapabilities(
-        provider="memory",
-        crosses_processes=False,
-        patience=0.5,
-        loss_within=0.5,
-        edges=4,
-        large_payload=300_000,
-    )
-    around: ClassVar[type] = AroundTransport
-    send_edge: ClassVar[type] = Around
-    recv_edge: ClassVar[type] = Around
-    channel: ClassVar[type] = Around
-
-    @classmethod
-    def changed(cls, context: TransportContext) -> TransportContext:
-        return context
-
-    @pytest.fixture
-    def plugin(self) -> Any:
-        return AroundPlugin(type(self))
-
-    def vanish(self, endpoint: Endpoint) -> None:
-        HUB.vanish(endpoint.node_id)
 
 
 class TestUnbroken(Wrong):
@@ -270,6 +195,13 @@ class TestRoomIsAGuess(Wrong):
     class send_edge(Around):
         def room(self) -> int:
             return min(self._inner.room(), 4096)
+
+
+@caught_by(BOUND, "bytes were taken of which none was acknowledged, 1048576 is said")
+class TestHoldsWhateverWasGranted(Wrong):
+    @classmethod
+    def changed(cls, context: TransportContext) -> TransportContext:
+        return replace(context, settings={**context.settings, "send_bound": 1 << 30})
 
 
 # --- cancellation ---

@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 from swactor_core.faults import RoleFailure
+from swactor_core.spi.loader import StageManifest, TensorRef
+from swactor_core.spi.provider import Provider
 from swactor_core.spi.worker import LoadProgress, RoleError, StageConfig, StepError
 from swactor_testing.conformance import WorkerCapabilities, WorkerContract
 from swactor_testing.echo import EchoBackend, EchoRole, LateBridge, LateCopy, reference_tokens
@@ -18,6 +21,8 @@ from wrong_kit import Around, caught_by
 PROMPT = (5, 17, 99, 3, 42)
 COPIES = "test_bytes_come_back_from_the_device_as_they_went[0]"
 SAME = "test_the_same_prompt_gives_the_same_tokens"
+JUDGED = "test_what_is_refused_beforehand_is_what_configure_refuses"
+IN_THIS_FILE = TensorRef("token_embd.weight", 0, "F32", (4,), __file__, 0, 16)
 PHASES = "test_progress_runs_through_its_phases_once"
 
 
@@ -34,6 +39,10 @@ class Wrong(WorkerContract):
     bridge: ClassVar[type] = Around
     role: ClassVar[type] = Around
     backend_class: ClassVar[type] = EchoBackend
+    judge: ClassVar[Any] = staticmethod(lambda manifest, positions: judged(manifest, positions))
+
+    def provider(self) -> Provider:
+        return replace(super().provider(), check_model=self.judge)
 
     @pytest.fixture
     def plugin(self) -> Any:
@@ -52,8 +61,52 @@ class Wrong(WorkerContract):
         return Backend
 
 
+def judged(manifest: StageManifest, positions: int) -> None:
+    """What the echo backend's `configure` says of a whole model."""
+    if manifest.layer_end_exclusive > manifest.num_layers:
+        raise RoleError(RoleFailure.CONFIG_INVALID, f"{manifest.num_layers} layers are too few")
+
+
 class TestUnbroken(Wrong):
     capabilities = replace(Wrong.capabilities, copy_polls=2000)
+
+
+# --- beforehand ---
+
+
+@caught_by(JUDGED, "a layer more than there is: check_model says None, configure says RoleError")
+class TestRefusesNothingBeforehand(Wrong):
+    judge = staticmethod(lambda manifest, positions: None)
+
+
+@caught_by(JUDGED, "an architecture that nobody knows: check_model says RoleError.*, configure says None")
+class TestRefusesWhatItComputes(Wrong):
+    @staticmethod
+    def judge(manifest: StageManifest, positions: int) -> None:
+        judged(manifest, positions)
+        if manifest.architecture != "echo":
+            raise RoleError(RoleFailure.CONFIG_INVALID, "not mine")
+
+
+@caught_by(JUDGED, "ValueError")
+class TestJudgesWithAnErrorOfItsOwn(Wrong):
+    @staticmethod
+    def judge(manifest: StageManifest, positions: int) -> None:
+        if manifest.layer_end_exclusive > manifest.num_layers:
+            raise ValueError(manifest.layer_end_exclusive)
+
+
+@caught_by("test_a_model_that_is_computed_is_not_refused_beforehand", "No such file|nowhere")
+class TestJudgesByTheFile(Wrong):
+    capabilities = replace(
+        Wrong.capabilities,
+        manifest=lambda start, end: replace(stage_config(start, end).manifest, tensors=(IN_THIS_FILE,)),
+    )
+
+    @staticmethod
+    def judge(manifest: StageManifest, positions: int) -> None:
+        for tensor in manifest.tensors:
+            Path(tensor.path).stat()
 
 
 # --- the bridge ---

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from swactor_core.errors import EdgeBroken
 from swactor_core.wire import PREAMBLE_BYTES, encode_preamble
+from swactor_transport_quic.edges import QuicSendEdge
 from swactor_transport_quic.link import LinkState
 
 
@@ -117,9 +118,13 @@ async def test_a_stream_cut_short_is_no_edge(pair, how):
 
 
 async def test_an_edge_that_is_already_open_is_stopped_and_the_first_lives(pair, flow):
+    """By the acceptor, when the sender opens a second one all the same."""
     left, right = pair
     sender, reader = await left.edge_to(right, 6)
-    second = await left.transport.open_edge(right.node_id, 6, deadline=5)
+    link = await ready_link(left, right)
+    half = link.quic.open_stream(encode_preamble(6), is_unidirectional=True)
+    second = QuicSendEdge(link, half, 6)
+    link.flush()
     with pytest.raises(EdgeBroken, match="stopped"):
         await asyncio.wait_for(second.write(memoryview(b"x")), 5)
     await nothing_arrives(right)

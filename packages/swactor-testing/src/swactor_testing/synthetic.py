@@ -97,8 +97,7 @@ class SyntheticModel:
         return blake2b(self._seed, digest_size=32, person=b"synthetic").hexdigest()
 
     def manifest(self, layer_start: int, layer_end_exclusive: int) -> StageManifest:
-        if not 0 <= layer_start < layer_end_exclusive <= LAYERS:
-            raise ModelError(f"layers [{layer_start}, {layer_end_exclusive}) of a model of {LAYERS}")
+        _check_layers(layer_start, layer_end_exclusive)
         return StageManifest(
             architecture=ARCHITECTURE,
             metadata={},
@@ -113,6 +112,7 @@ class SyntheticModel:
         )
 
     def to_fetch(self, layer_start: int, layer_end_exclusive: int) -> int:
+        _check_layers(layer_start, layer_end_exclusive)
         return 0
 
     def fetch(
@@ -123,6 +123,7 @@ class SyntheticModel:
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """There is nothing to fetch."""
+        _check_layers(layer_start, layer_end_exclusive)
 
     def tokenizer(self, *, pre: str | None = None) -> SyntheticTokenizer:
         if pre is not None:
@@ -131,6 +132,12 @@ class SyntheticModel:
 
     def close(self) -> None:
         """There is nothing open. Idempotent."""
+
+
+def _check_layers(start: int, end: int) -> None:
+    """Raises ModelError for a range outside."""
+    if not 0 <= start < end <= LAYERS:
+        raise ModelError(f"layers [{start}, {end}) of a model of {LAYERS}")
 
 
 class SyntheticLoader:

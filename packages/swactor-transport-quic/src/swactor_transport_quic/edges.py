@@ -42,6 +42,11 @@ class QuicSendEdge:
         link.handlers[half.stream_id] = self
 
     @property
+    def ended(self) -> bool:
+        """Whether this side has ended it; its end may be under way."""
+        return self._finished or self._closed
+
+    @property
     def settled(self) -> bool:
         """Whether nothing of a finished stream still waits for its acknowledgement."""
         return not self._finished or bool(self._broken) or self._half.delivered
@@ -106,7 +111,7 @@ class QuicSendEdge:
             return
         self._closed = True
         self._link.quic.abort_sending(self._half.stream_id, StreamCode.ABORTED)
-        self._link.drop(self._half.stream_id)
+        self._link.blocked.add(self)  # poked until the reset is acknowledged
         self._room_made.fire()
         self._link.flush()
 
@@ -126,7 +131,7 @@ class QuicSendEdge:
         self._room_made.fire()
 
     def poke(self) -> None:
-        if self._finished:
+        if self.ended:
             if self._half.delivered:
                 self._link.drop(self._half.stream_id)
         elif self.room() > 0:

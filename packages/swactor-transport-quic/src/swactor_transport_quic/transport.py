@@ -278,12 +278,30 @@ class QuicTransport:
         until = loop.time() + deadline
         while True:
             link = await self._link_to(peer, Alpn.EDGE, until - loop.time())
+            if not self._may_open(link, peer, edge_id):
+                why = "has not acknowledged the end of the former one"
+                await self._stream_slot(link, until - loop.time(), f"edge {edge_id}", why)
+                continue
             half = link.quic.open_stream(encode_preamble(edge_id), is_unidirectional=True)
             if half is not None:
                 edge = QuicSendEdge(link, half, edge_id)
                 link.flush()
                 return edge
             await self._stream_slot(link, until - loop.time(), f"edge {edge_id}")
+
+    @staticmethod
+    def _may_open(link: Link, peer: NodeId, edge_id: EdgeId) -> bool:
+        """False while the end of a former edge of this id is under way: datagrams overtake each other, and a
+        new stream that arrived first would be refused. Raises TransportError for an edge that is open."""
+        for handler in link.handlers.values():
+            if isinstance(handler, QuicSendEdge) and handler.edge_id == edge_id:
+                if not handler.ended:
+                    raise TransportError(
+                        f"edge {edge_id} to peer {node_hex(peer)} is already open",
+                        hint="finish or abort it first, or take another id",
+                    )
+                return False
+        return True
 
     async def open_control(self, peer: NodeId, *, deadline: float) -> ControlChannel:
         loop = asyncio.get_running_loop()
@@ -300,12 +318,14 @@ class QuicTransport:
             await self._stream_slot(link, until - loop.time(), "a control channel")
 
     @staticmethod
-    async def _stream_slot(link: Link, left: float, what: str) -> None:
+    async def _stream_slot(
+        link: Link, left: float, what: str, why: str = "allows no more streams on this connection"
+    ) -> None:
         """Waits until something happened on the link that may let one more stream open."""
         assert link.peer is not None
         if left <= 0 or not await link.activity.wait(left):
             raise TransportError(
-                f"peer {node_hex(link.peer)} allows no more streams on this connection, {what} stays shut",
+                f"peer {node_hex(link.peer)} {why}, {what} stays shut",
                 hint="close finished edges, or raise max_edges or max_channels of that peer",
             )
 

@@ -95,7 +95,7 @@ class Tokenizer(Protocol):
     def end_of_generation(self) -> frozenset[int]: ...
     @property
     def suppressed(self) -> frozenset[int]:
-        """Ids that the model's author says are never to be sampled."""
+        """Ids of the vocabulary that the model's author says are never to be sampled; never all of them."""
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Ids of `text`. Control tokens in the text are recognised only with `special`. No BOS is added."""
@@ -123,7 +123,8 @@ class Model(Protocol):
         """Raises ModelError for a range outside the file."""
 
     def to_fetch(self, layer_start: int, layer_end_exclusive: int) -> int:
-        """Bytes that `fetch` would bring onto this machine now: 0 for a file that is here."""
+        """Bytes of those layers' manifest that are not on this machine now: 0 for a file that is here. Raises
+        ModelError as `manifest` does."""
 
     def fetch(
         self,
@@ -132,13 +133,17 @@ class Model(Protocol):
         *,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Makes the bytes of those layers' manifest readable at its paths, and no others; `progress(done,
-        total)` in bytes, called at least every few seconds. What `progress` raises ends the fetch and comes
-        out of it. Raises ModelError, whose `cause` says why, when they cannot be had."""
+        """Makes the bytes of those layers' manifest readable at its paths, and no others; what is here needs
+        no source. `progress(done, total)` in bytes of that manifest, those that were here counted or not:
+        never back, never beyond `total`, at last all of it; called at least every few seconds while bytes are
+        missing. What `progress` raises ends the fetch and comes out of it; what came until then is kept or
+        comes again. Raises ModelError as `manifest` does and, with a `cause` that says why (not the
+        general REFUSED), when they cannot be had."""
 
     def tokenizer(self, *, pre: str | None = None) -> Tokenizer:
-        """`pre` names a pre-tokenizer that overrules the file's. Raises ModelError when the file has no
-        vocabulary or its kind is not supported, UsageError when there is no such pre-tokenizer."""
+        """`pre` names a pre-tokenizer that overrules the file's, in this tokenizer and no other. Raises
+        ModelError when the file has no vocabulary or its kind is not supported, else UsageError when there is
+        no such pre-tokenizer or the vocabulary's kind has none."""
 
     def close(self) -> None: ...
 

@@ -32,7 +32,8 @@ class Provider:
     and a membership, and `in_process` of a worker: that several may live in one process, on its event loop.
 
     A worker's `check_model(manifest of the whole model, positions of the run)` raises RoleError for a model
-    that its `configure` would refuse, without opening the file; None where it cannot tell beforehand.
+    that its `configure` would refuse in one stage, and for no other; it opens no file and looks at no device.
+    None where a worker cannot tell beforehand.
     """
 
     kind: Kind

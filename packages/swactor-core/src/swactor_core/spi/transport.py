@@ -49,11 +49,14 @@ class SendEdge(Protocol):
         """Bytes that `write` would take now without waiting."""
 
     def offer(self, view: memoryview) -> int:
-        """`write` without waiting: 0 when the peer has no room. Raises as `write` does."""
+        """`write` without waiting: takes 0..min(len(view), room()) bytes, copied before return, and 0 only
+        when there is no room. Raises as `write` does."""
 
     def watch(self, wake: Callable[[], None]) -> None:
         """`wake` is called from now on, in the loop's thread, when an offer that took nothing may fare better
-        or would raise. It may be called without cause, and from inside of a call to this edge."""
+        or would raise, whoever ended the edge. There is one watcher, the last. It may be called without
+        cause, though not over and over while nothing happens on the connection, and from inside of a call to
+        this edge."""
 
     async def write(self, view: memoryview) -> int:
         """Takes 1..len(view) bytes and returns how many; waits while the peer has no room. The bytes are
@@ -74,12 +77,14 @@ class RecvEdge(Protocol):
         capacity). Never lowered. The sender learns it promptly, also on an idle connection."""
 
     def take(self, view: memoryview) -> int | None:
-        """`read_into` without waiting: None when there is nothing yet. Raises as `read_into` does."""
+        """`read_into` without waiting: None when there is nothing yet, 0 at the end of stream. Grants nothing
+        by itself. Raises as `read_into` does."""
 
     def watch(self, wake: Callable[[], None]) -> None:
         """`wake` is called from now on, in the loop's thread, when a take that gave None may fare better or
-        would raise; once for all that arrived together. It may be called without cause, and from inside of a
-        call to this edge."""
+        would raise, whoever ended the edge; bytes that arrive together may be told together. There is one
+        watcher, the last. It may be called without cause, though not over and over while nothing happens on
+        the connection, and from inside of a call to this edge."""
 
     async def read_into(self, view: memoryview) -> int:
         """Waits for bytes, copies at most len(view) of them, returns how many; 0 is end of stream.
@@ -128,10 +133,15 @@ class Transport(Protocol):
 
     async def open_edge(self, peer: NodeId, edge_id: EdgeId, *, deadline: float) -> SendEdge:
         """One persistent uni-stream whose preamble is `edge_id`, on the cached connection to `peer`.
-        Returns when the stream is open; `deadline` in seconds. Raises TransportError naming the peer."""
+        Returns when the stream is open; `deadline` in seconds. Raises TransportError naming the peer, and
+        naming `edge_id` too where an edge of that id is open to that peer: until its `finish`, its `abort` or
+        its break an id is taken. The open edge is not disturbed and the peer hears of no second stream.
+        Other peers, and edges from the peer, have ids of their own."""
 
     async def accept_edge(self) -> tuple[NodeId, EdgeId, RecvEdge]:
-        """The next stream that arrived with a whole preamble, with its authenticated sender."""
+        """The next stream that arrived with a whole preamble, with its authenticated sender. One whose id is
+        open from that sender already, on that connection, never comes out of here: it is stopped, as by
+        `RecvEdge.stop`."""
 
     async def open_control(self, peer: NodeId, *, deadline: float) -> ControlChannel: ...
     async def accept_control(self) -> ControlChannel: ...

@@ -46,10 +46,15 @@ async def until(seconds: float, condition: Callable[[], bool], what: str) -> Non
 
 @contextlib.asynccontextmanager
 async def meanwhile(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
-    """`work` as a task that is over, cancelled if need be, when the block ends."""
+    """`work` as a task that is over, cancelled if need be, when the block ends. Where both fail the work's
+    failure is told: the block has waited in vain for it."""
     task = asyncio.ensure_future(work)
     try:
         yield task
+    except AssertionError as failure:
+        if task.done() and not task.cancelled() and (cause := task.exception()) is not None:
+            raise cause from failure
+        raise
     finally:
         task.cancel()
         await asyncio.wait((task,))

@@ -27,14 +27,16 @@ class ArenaCapabilities:
 @dataclass(frozen=True, slots=True)
 class TransportCapabilities:
     """`settings` go into every context. `patience`: nothing that must happen takes longer. `loss_within`:
-    how soon a peer whose process was killed is told as lost. `control_bound`: bytes of frames a sender can
-    be ahead of a peer that reads none. `edges` and `large_payload`: how much the kit moves at once."""
+    how soon a peer whose process was killed is told as lost. `send_bound`: bytes of an edge that were
+    accepted and are not acknowledged, at most. `control_bound`: bytes of frames a sender can be ahead of a
+    peer that reads none. `edges` and `large_payload`: how much the kit moves at once."""
 
     provider: str
     crosses_processes: bool = True
     settings: Mapping[str, Any] = field(default_factory=dict)
     patience: float = 10.0
     loss_within: float = 5.0
+    send_bound: int = 1 << 20
     control_bound: int = 16 << 20
     edges: int = 48
     large_payload: int = 4 << 20
@@ -83,9 +85,16 @@ class WorkerCapabilities:
 class LoaderCapabilities:
     """`models` are names that `resolve` knows without a network, small ones; two at least, of different
     content. `reads_files`: what `open` is given is a file, so that missing and damaged ones must be refused.
-    `lossless`: text comes back from its ids byte for byte; otherwise but for white space and normal form."""
+    `lossless`: text comes back from its ids byte for byte; otherwise but for white space and normal form.
+    `fetches`: some names are of models elsewhere; the heir's fixture `distant` gives one. `pre_tokenizers`:
+    names that `tokenizer(pre=)` takes for every model with a vocabulary, at least one of which makes other
+    ids of some text than the file's. `suppressed`: what a model's tokenizer says, by name, where it is
+    known."""
 
     provider: str
     models: tuple[str, ...]
     reads_files: bool = True
     lossless: bool = True
+    fetches: bool = False
+    pre_tokenizers: tuple[str, ...] = ()
+    suppressed: Mapping[str, frozenset[int]] = field(default_factory=dict)

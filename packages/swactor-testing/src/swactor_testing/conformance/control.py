@@ -12,11 +12,11 @@ from swactor_core.errors import EdgeBroken, EdgeClosed
 from swactor_core.spi.transport import MAX_CONTROL_FRAME, ControlChannel
 
 from swactor_testing.conformance.bounds import meanwhile, same_bytes, seeded, within
-from swactor_testing.conformance.edges import EdgeContract
 from swactor_testing.conformance.transport_rig import KIB, Neighbour, Pair
+from swactor_testing.conformance.unacknowledged import UnacknowledgedContract
 
 
-class ControlContract(EdgeContract):
+class ControlContract(UnacknowledgedContract):
     """What a channel keeps, and what it keeps of edges."""
 
     async def receive(self, channel: ControlChannel) -> bytes | None:

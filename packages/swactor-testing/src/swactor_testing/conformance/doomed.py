@@ -1,4 +1,4 @@
-"""A peer that is going to be killed: it opens one stream, sends a farewell on it, and waits for the end.
+"""A peer that is going to be killed or stopped: it sends a farewell on one stream, or reads one, and waits.
 
 `main` runs it: the provider's name, a plan and settings, both JSON, as arguments; it ends with its stdin
 where nobody kills it. Knows the transport interface only.
@@ -11,53 +11,76 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from swactor_core.ids import EdgeId, NodeId, node_id_of
 from swactor_core.plugins import load_plugins
 from swactor_core.spi.provider import Kind
-from swactor_core.spi.transport import Peer, Transport, TransportContext, TransportPlugin
+from swactor_core.spi.transport import ControlChannel, Peer, Transport, TransportContext, TransportPlugin
 
 FAREWELL = b"before the end"
 DEADLINE = 10.0
+EPOCH = 1
 _SEED = b"doomed".ljust(32, b".")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Whom to reach, and by which stream: `edge` or `control`."""
+    """Whom to reach, and by which stream: `edge` or `control`. A `reader` says on a control channel where it
+    listens, grants `granted` bytes of the first edge that comes at once, and says the digest of what came."""
 
     peer: Peer
     stream: str
+    granted: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        peer = self.peer
-        return {
-            "stream": self.stream,
-            "node_id": peer.node_id,
-            "public_key": peer.public_key.hex(),
-            "host": peer.host,
-            "port": peer.port,
-            "epoch": peer.epoch,
-        }
+        return {"stream": self.stream, "granted": self.granted, "peer": peer_to_json(self.peer)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        key = bytes.fromhex(data["public_key"])
-        peer = Peer(NodeId(data["node_id"]), key, data["host"], data["port"], data["epoch"])
-        return cls(peer, data["stream"])
+        return cls(peer_from_json(data["peer"]), data["stream"], data["granted"])
 
     async def act(self, transport: Transport) -> None:
-        """Sends the farewell, and holds the stream open for ever."""
-        if self.stream == "control":
-            channel = await transport.open_control(self.peer.node_id, deadline=DEADLINE)
-            await channel.send(FAREWELL)
-        else:
+        """Does its part, and holds the stream open for ever."""
+        if self.stream == "edge":
             edge = await transport.open_edge(self.peer.node_id, EdgeId(1), deadline=DEADLINE)
             view = memoryview(FAREWELL)
             while view:
                 view = view[await edge.write(view) :]
+        else:
+            channel = await transport.open_control(self.peer.node_id, deadline=DEADLINE)
+            if self.stream == "reader":
+                await self._read(transport, channel)
+            else:
+                await channel.send(FAREWELL)
         await asyncio.get_running_loop().create_future()
+
+    async def _read(self, transport: Transport, channel: ControlChannel) -> None:
+        key = transport.public_key
+        here = Peer(node_id_of(key), key, transport.host, transport.port, EPOCH)
+        await channel.send(json.dumps(peer_to_json(here)).encode())
+        _, _, edge = await transport.accept_edge()
+        edge.grant(self.granted)
+        came, buffer = sha256(), memoryview(bytearray(1 << 16))
+        while count := await edge.read_into(buffer):
+            came.update(buffer[:count])
+        await channel.send(came.hexdigest().encode())
+
+
+def peer_to_json(peer: Peer) -> dict[str, Any]:
+    return {
+        "node_id": peer.node_id,
+        "public_key": peer.public_key.hex(),
+        "host": peer.host,
+        "port": peer.port,
+        "epoch": peer.epoch,
+    }
+
+
+def peer_from_json(data: Mapping[str, Any]) -> Peer:
+    key = bytes.fromhex(data["public_key"])
+    return Peer(NodeId(data["node_id"]), key, data["host"], data["port"], data["epoch"])
 
 
 async def live(plugin: TransportPlugin, plan: Plan, settings: Mapping[str, Any]) -> None:
@@ -66,7 +89,7 @@ async def live(plugin: TransportPlugin, plan: Plan, settings: Mapping[str, Any])
     context = TransportContext(
         seed=_SEED,
         node_id=node_id_of(key),
-        epoch=1,
+        epoch=EPOCH,
         bind_host="127.0.0.1",
         bind_port=0,
         authorise=lambda candidate: True,

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from swactor_core.errors import EdgeBroken, EdgeClosed
+from swactor_core.errors import EdgeBroken, EdgeClosed, TransportError
+from swactor_core.ids import EdgeId, node_hex
 from swactor_core.spi.transport import RecvEdge, SendEdge
 
 from swactor_testing.conformance.bounds import meanwhile, same_bytes, seeded, within
-from swactor_testing.conformance.transport_rig import KIB, Neighbour, Pair, TransportTests
+from swactor_testing.conformance.companions import CompanionTests
+from swactor_testing.conformance.transport_rig import KIB, Neighbour, Pair
 
 
 async def write_until_it_waits(pair: Pair, edge: SendEdge, data: bytes, *, neighbour: Neighbour) -> int:
@@ -34,7 +36,7 @@ async def cancelled(task: asyncio.Task[int]) -> int:
     return 0 if task.cancelled() else task.result()
 
 
-class EdgeContract(TransportTests):
+class EdgeContract(CompanionTests):
     """What one edge keeps, and what edges keep of each other."""
 
     # --- bytes ---
@@ -171,6 +173,46 @@ class EdgeContract(TransportTests):
                 reader.grant(total)
                 assert await within(pair.patience, write, f"the grant of byte {total}") == 1
             assert await pair.read_exactly(reader, 1) == b"x"
+
+    # --- ids ---
+
+    async def test_an_id_that_is_open_is_refused_and_its_edge_goes_on(self, pair: Pair) -> None:
+        """`open_edge` raises TransportError naming peer and id where an edge of that id is open to that peer.
+        Nothing of the open one is lost, and no second stream comes out of `accept_edge`."""
+        neighbour = await Neighbour(pair).open()
+        sender, reader = await pair.edge(707)
+        data = seeded(707).randbytes(5000)
+        reader.grant(len(data))
+        await pair.write_all(sender, data[:2000])
+        for _ in range(3):
+            call = pair.left.transport.open_edge(pair.right.node_id, EdgeId(707), deadline=pair.patience)
+            with pytest.raises(TransportError, match="707") as caught:
+                await within(pair.patience, call, "a refusal")
+            assert node_hex(pair.right.node_id) in str(caught.value), "the error does not name the peer"
+            async with meanwhile(pair.right.transport.accept_edge()) as arrival:
+                await neighbour.proves_waiting(arrival, "an edge arrived twice")
+        await pair.write_all(sender, data[2000:])
+        await sender.finish()
+        same_bytes(await pair.read_all(reader), data, "the edge that was open")
+
+    async def test_an_id_is_free_in_other_directions_and_after_its_end(self, pair: Pair) -> None:
+        """`open_edge`: edges from the peer have ids of their own; until `finish`, `abort` or the break an id
+        is taken, and no longer."""
+        back = Pair(pair.right, pair.left, pair.patience)
+        _, theirs = await back.edge(707)
+        for end in ("finish", "abort", "stop"):
+            sender, reader = await pair.edge(707)
+            reader.grant(9)
+            await pair.write_all(sender, end.encode())
+            assert await pair.read_exactly(reader, len(end)) == end.encode()
+            if end == "stop":
+                await reader.stop()
+                with pytest.raises(EdgeBroken):
+                    await pair.write_all(sender, bytes(100))
+            else:
+                await getattr(sender, end)()
+        await pair.edge(707)
+        await theirs.stop()
 
     # --- cancellation ---
 

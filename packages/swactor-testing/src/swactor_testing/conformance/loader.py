@@ -1,6 +1,6 @@
 """The loader contract (spec sections 11, 15): facts that add up, stages of their own tensors, refusals.
 
-With `tokenizer.py` below it; the guarantees are those of `swactor_core.spi.loader`.
+With `fetching.py` and `tokenizer.py` below it; the guarantees are those of `swactor_core.spi.loader`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from swactor_core.spi.loader import Loader, Model, StageManifest
 from swactor_core.spi.provider import Kind
 
 from swactor_testing.conformance.bounds import seeded
-from swactor_testing.conformance.tokenizer import TokenizerContract
+from swactor_testing.conformance.fetching import FetchContract
 
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _OUTSIDE = {"token_embd.weight", "output_norm.weight", "output.weight"}
@@ -37,7 +37,7 @@ def layers_of(manifest: StageManifest) -> set[int]:
     return {int(match[1]) for name in names(manifest) if (match := _BLOCK.match(name))}
 
 
-class LoaderContract(TokenizerContract):
+class LoaderContract(FetchContract):
     """Everything a loader keeps. Heirs give the fixture `plugin` and `capabilities`."""
 
     kind = Kind.LOADER
@@ -55,11 +55,13 @@ class LoaderContract(TokenizerContract):
         assert self.provider().kind is Kind.LOADER
 
     def test_a_name_resolves_to_the_same_place_twice(self, plugin: Loader) -> None:
-        """`resolve`: a model's name for people to a local path; what is there already is not fetched again,
-        and progress, where there is any, goes to its total."""
+        """`resolve`: a model's name for people to an absolute local path for a local file; what is there
+        already is not fetched again, and progress, where there is any, keeps to its total."""
         for name in self.capabilities.models:
             progress: list[tuple[int, int]] = []
             path = plugin.resolve(name, partial(_noted, progress))
+            if self.capabilities.reads_files:
+                assert Path(path).is_absolute(), f"{path} depends on where a process runs"
             assert plugin.resolve(path) == path == plugin.resolve(name)
             assert all(0 <= done <= total for done, total in progress)
 
@@ -86,6 +88,10 @@ class LoaderContract(TokenizerContract):
                 total = sum(facts.layer_bytes) + ends - shared
                 assert total <= facts.file_bytes, (
                     f"{facts.model_id}: {total} bytes of tensors in a file of less"
+                )
+                assert 0 < facts.header_bytes <= facts.file_bytes - total, (
+                    f"{facts.model_id}: a header of {facts.header_bytes} bytes beside {total} of tensors, "
+                    f"in a file of {facts.file_bytes}"
                 )
             assert facts == model.facts
 

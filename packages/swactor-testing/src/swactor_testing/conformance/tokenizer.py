@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Sequence
 
 import pytest
-from swactor_core.errors import ModelError
+from swactor_core.errors import ModelError, UsageError
 from swactor_core.spi.loader import Loader, Model, Tokenizer
 
 from swactor_testing.conformance.base import Contract
@@ -55,6 +55,48 @@ class TokenizerContract(Contract[Loader, LoaderCapabilities]):
             if not model.facts.has_vocabulary:
                 with pytest.raises(ModelError):
                     model.tokenizer()
+
+    def test_suppressed_ids_are_those_of_the_file(self, models: list[Model]) -> None:
+        """`suppressed`: ids that the model's author says are never to be sampled, a set of the vocabulary;
+        something is left to sample."""
+        for name, model in zip(self.capabilities.models, models, strict=True):
+            if not model.facts.has_vocabulary:
+                continue
+            vocabulary, suppressed = model.facts.vocab_size, model.tokenizer().suppressed
+            assert isinstance(suppressed, frozenset)
+            outside = {token for token in suppressed if not 0 <= token < vocabulary}
+            assert not outside, f"{sorted(outside)} outside 0..{vocabulary - 1} are suppressed"
+            assert len(suppressed) < vocabulary, "every id is suppressed"
+            assert suppressed == model.tokenizer().suppressed
+            assert suppressed == self.capabilities.suppressed.get(name, suppressed)
+
+    def test_an_unknown_pre_tokenizer_is_refused(self, models: list[Model]) -> None:
+        """`tokenizer(pre=)` raises UsageError when there is no such pre-tokenizer, naming the remedy, and
+        ModelError when there is no vocabulary that it could be of."""
+        for model in models:
+            wanted = UsageError if model.facts.has_vocabulary else ModelError
+            with pytest.raises(wanted) as caught:
+                model.tokenizer(pre="no such pre-tokenizer")
+            assert caught.value.hint, "an error without a remedy"
+
+    def test_a_pre_tokenizer_overrules_the_files_where_it_is_asked_for(self, models: list[Model]) -> None:
+        """`tokenizer(pre=)`: `pre` overrules the file's, for this tokenizer and no other one; text comes back
+        all the same."""
+        for model in models:
+            if not model.facts.has_vocabulary or not self.capabilities.pre_tokenizers:
+                continue
+            before = [model.tokenizer().encode(text) for text in TEXTS]
+            differ = False
+            for pre in self.capabilities.pre_tokenizers:
+                tokenizer = model.tokenizer(pre=pre)
+                ids = [tokenizer.encode(text) for text in TEXTS]
+                differ |= ids != before
+                for text, encoded in zip(TEXTS, ids, strict=True):
+                    pushed, rest = streamed(tokenizer, encoded)
+                    assert _loosely("".join(pushed) + rest) == _loosely(text), f"with pre {pre}"
+                after = [model.tokenizer().encode(text) for text in TEXTS]
+                assert after == before, f"pre {pre} stays for those who did not ask for it"
+            assert differ, "no pre-tokenizer of the capabilities overrules the file's"
 
     @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
     def test_text_comes_back_from_its_ids(self, tokenizers: list[tuple[Tokenizer, int]], text: str) -> None:

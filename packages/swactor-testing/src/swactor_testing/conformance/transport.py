@@ -1,16 +1,14 @@
 """The transport contract (spec sections 23, 24, 35): peers by key and epoch, losses, the end of everything.
 
-With `edges.py` and `control.py` below it; the guarantees are those of `swactor_core.spi.transport`.
+With `edges.py`, `offers.py`, `unacknowledged.py` and `control.py` below it; the guarantees are those of
+`swactor_core.spi.transport`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -27,10 +25,8 @@ CLOSE_BOUND = 2.0
 SLACK = 1.0
 """For a busy machine, beyond a bound that the interface states."""
 
-REFUSED_WITHIN = 0.5
+REFUSED_WITHIN = 0.25
 """Deadline of attempts that must fail."""
-
-Kill = Callable[[], None]
 
 
 class TransportContract(ControlContract):
@@ -158,53 +154,17 @@ class TransportContract(ControlContract):
 
     # --- losses ---
 
-    def vanish(self, endpoint: Endpoint) -> None:
-        """Ends an endpoint of this process as a kill ends a process. Heirs that do not cross processes have
-        to say how; all others are killed in earnest."""
-        raise NotImplementedError("a transport that stays in one process must say how an endpoint vanishes")
-
-    @contextlib.asynccontextmanager
-    async def doomed(self, rig: TransportRig, survivor: Endpoint, stream: str) -> AsyncIterator[Kill]:
-        """A peer that opens one `stream` (`edge` or `control`) to `survivor` and sends FAREWELL on it; what
-        is yielded kills it."""
-        if not self.capabilities.crosses_processes:
-            peer = await rig.start("doomed")
-            pair = Pair(peer, survivor, rig.patience)
-            peer.transport.set_peer(survivor.peer())
-            async with meanwhile(Plan(survivor.peer(), stream).act(pair.left.transport)):
-                yield lambda: self.vanish(peer)
-            return
-        plan = Plan(survivor.peer(), stream)
-        child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            "from swactor_testing.conformance.doomed import main; main()",
-            self.capabilities.provider,
-            json.dumps(plan.to_json()),
-            json.dumps(dict(self.capabilities.settings)),
-            stdin=asyncio.subprocess.PIPE,
-            env=dict(os.environ),
-        )
-        try:
-            yield child.kill
-        finally:
-            if child.returncode is None:
-                child.kill()
-            await within(rig.patience, child.wait(), "the child's end")
-            assert child.stdin is not None
-            child.stdin.close()
-
     async def test_a_killed_peer_breaks_its_edge_and_is_told_once(self, rig: TransportRig) -> None:
         """What arrived is read first; then EdgeBroken with a reason, never a clean end; `on_peer_lost` hears
         when an authenticated connection ends without either side having closed it."""
         survivor = await rig.start("survivor")
-        async with self.doomed(rig, survivor, "edge") as kill:
+        async with self.companion(rig, Plan(survivor.peer(), "edge")) as doomed:
             arrival = survivor.transport.accept_edge()
             who, _, reader = await within(rig.patience, arrival, "the edge of the doomed peer")
             reader.grant(100)
             pair = Pair(survivor, survivor, rig.patience)
             assert await pair.read_exactly(reader, len(FAREWELL)) == FAREWELL
-            kill()
+            doomed.kill()
             await self._lost(survivor, who)
             await pair.broken(reader, "the death of its writer")
         assert len(survivor.lost) == 1, f"one connection was lost, told were {survivor.lost}"
@@ -212,10 +172,10 @@ class TransportContract(ControlContract):
     async def test_a_killed_peer_breaks_its_channel_and_is_told_once(self, rig: TransportRig) -> None:
         """`receive` raises EdgeBroken: None is only for a peer that closed in order."""
         survivor = await rig.start("survivor")
-        async with self.doomed(rig, survivor, "control") as kill:
+        async with self.companion(rig, Plan(survivor.peer(), "control")) as doomed:
             channel = await within(rig.patience, survivor.transport.accept_control(), "the doomed channel")
             assert await within(rig.patience, channel.receive(), "its frame") == FAREWELL
-            kill()
+            doomed.kill()
             await self._lost(survivor, channel.peer)
             with pytest.raises(EdgeBroken, match=r"\S"):
                 await within(rig.patience, channel.receive(), "the channel to break")

@@ -72,6 +72,10 @@ class MemorySendEdge:
         end.streams[self] = None
 
     @property
+    def finished(self) -> bool:
+        return self._finished
+
+    @property
     def settled(self) -> bool:
         return not self._finished or self._over or bool(self._broken)
 
@@ -167,10 +171,7 @@ class MemorySendEdge:
         self._room_made.fire()
 
     def stopped(self) -> None:
-        self.refused("the reader stopped it")
-
-    def refused(self, why: str) -> None:
-        self.broken(why)
+        self.broken("the reader stopped it")
         self._leave()
 
     def _leave(self) -> None:
@@ -246,12 +247,6 @@ class MemoryRecvEdge:
             self._leave()
             self._end.out.carry(self._writer.stopped)
         self._arrived.fire()
-
-    def refuse(self, why: str) -> None:
-        """It is not to be: its sender is told why."""
-        self._stopped = True
-        self._leave()
-        self._end.out.carry(lambda: self._writer.refused(why))
 
     def received(self, data: bytes) -> None:
         """Bytes have arrived."""

@@ -267,13 +267,23 @@ class MemoryTransport:
             end = await self._link_to(peer, LinkKind.EDGES, until - loop.time())
             senders = [stream for stream in end.streams if isinstance(stream, MemorySendEdge)]
             acceptor = self._acceptor(end)
-            if len(senders) < acceptor.settings.max_edges:
+            same = next((sender for sender in senders if sender.edge_id == edge_id), None)
+            if same is not None and not same.finished:
+                raise TransportError(
+                    f"edge {edge_id} to peer {node_hex(peer)} is already open",
+                    hint="finish or abort it first, or take another id",
+                )
+            if same is None and len(senders) < acceptor.settings.max_edges:
                 break
             left = until - loop.time()
             if left <= 0:
+                why = (
+                    "allows no more streams on this connection"
+                    if same is None
+                    else "has not taken the end of the former one"
+                )
                 raise TransportError(
-                    f"peer {node_hex(peer)} allows no more streams on this connection, "
-                    f"edge {edge_id} stays shut",
+                    f"peer {node_hex(peer)} {why}, edge {edge_id} stays shut",
                     hint="close finished edges, or raise max_edges of that peer",
                 )
             await self._changed.wait(min(left, self.settings.redial))
@@ -284,14 +294,9 @@ class MemoryTransport:
             break_after=self._hub.break_after(edge_id),
             damage=self._hub.damage(edge_id),
         )
-        duplicate = any(s.edge_id == edge_id for s in senders)
         edge.reader = MemoryRecvEdge(end.other, edge_id, edge)
-        if duplicate:
-            reader = edge.reader
-            end.out.carry(lambda: reader.refuse("its edge is already open"))
-        else:
-            arrival = (end.other, edge_id, edge.reader)
-            end.out.carry(lambda: acceptor._edge_opened(arrival))
+        arrival = (end.other, edge_id, edge.reader)
+        end.out.carry(lambda: acceptor._edge_opened(arrival))
         return edge
 
     def _acceptor(self, end: LinkEnd) -> MemoryTransport:
