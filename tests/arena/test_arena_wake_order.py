@@ -1,6 +1,6 @@
 """The callers' half of the wake rule (spec section 21): the other end moves between two calls of a user.
 
-The users are the worker's ring ends and the pumps' wait, on native rings. After each of their calls in turn
+The users are the worker's ring ends and the pumps, on native rings. After each of their calls in turn
 the other end moves once, and from then on only hints wake anybody. A user that clears the pending bit after
 it has loaded cursors misses one of these moves.
 """
@@ -8,13 +8,22 @@ it has loaded cursors misses one of these moves.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from itertools import combinations
 from typing import Any
 
-import pytest
-from swactor_core.ids import ObjectId, RingId, Sequence
-from swactor_core.messages import ObjectLoaded, ObjectProduced
+from swactor_core.faults import Component
+from swactor_core.ids import EdgeId, NodeId, ObjectId, RingId, Sequence
+from swactor_core.machines.pumps import AwaitReadable, AwaitWritable
+from swactor_core.messages import (
+    Address,
+    EstablishRecv,
+    EstablishSend,
+    ObjectLoaded,
+    ObjectProduced,
+    RingReadable,
+    RingWritable,
+)
 from swactor_core.node import pumps
 from swactor_core.specs import RingDirection
 from swactor_core.wire import ObjectHeader
@@ -27,9 +36,9 @@ PAYLOAD = bytes(range(1, 5)) * 4
 
 
 class Interrupted:
-    """A ring on which `act` happens right after its call number `at`."""
+    """A ring on which `act` happens right after each of its calls whose numbers are in `at`."""
 
-    def __init__(self, ring: Any, at: int, act: Callable[[], None]) -> None:
+    def __init__(self, ring: Any, at: Collection[int], act: Callable[[], None]) -> None:
         self._ring, self._at, self._act = ring, at, act
         self.calls = 0
 
@@ -41,7 +50,7 @@ class Interrupted:
         def called(*arguments: Any) -> Any:
             result = found(*arguments)
             self.calls += 1
-            if self.calls == self._at:
+            if self.calls in self._at:
                 self._act()
             return result
 
@@ -60,11 +69,25 @@ class LateEgress(EgressEnd):
         self.ring.acknowledge_writable()
 
 
-async def late_wait(event: asyncio.Event, acknowledge: Callable[[], None], ready: Callable[[], int]) -> None:
-    while not ready():
-        acknowledge()
-        await event.wait()
-        event.clear()
+class LateSendPump(pumps.SendPumpTask):
+    def _do_now(self, effect: Any) -> object | None:
+        if isinstance(effect, AwaitReadable):
+            found = len(self.ring.readable_span())
+            self.ring.acknowledge_readable()
+            return RingReadable(self.ring_id) if found else None
+        return super()._do_now(effect)
+
+
+class LateRecvPump(pumps.RecvPumpTask):
+    def wake(self) -> None:
+        pumps._PumpTask.wake(self)
+
+    def _do_now(self, effect: Any) -> object | None:
+        if isinstance(effect, AwaitWritable):
+            found = len(self.ring.writable_span())
+            self.ring.acknowledge_writable()
+            return RingWritable(self.ring_id) if found else None
+        return super()._do_now(effect)
 
 
 def ingress(arena: Any, kind: type[IngressEnd], at: int) -> tuple[int, int]:
@@ -78,7 +101,7 @@ def ingress(arena: Any, kind: type[IngressEnd], at: int) -> tuple[int, int]:
         if producer.advance_commit(len(data)):
             hints.append("RingReadable")
 
-    ring = Interrupted(arena.open_ring(layout), at, lambda: write(1))
+    ring = Interrupted(arena.open_ring(layout), {at}, lambda: write(1))
     objects = DeviceObjects(EchoBridge(1 << 16), GENERATION)
     command = install(layout, RingDirection.INGRESS, SPEC)
     end = kind(command, ring, objects, report=reports.append, hint=lambda hint: None)
@@ -102,7 +125,7 @@ def egress(arena: Any, kind: type[EgressEnd], at: int) -> tuple[int, int]:
             if consumer.advance_consume(length):
                 to_worker.append("RingWritable")
 
-    ring = Interrupted(arena.open_ring(layout), at, read)
+    ring = Interrupted(arena.open_ring(layout), {at}, read)
     command = install(layout, RingDirection.EGRESS, SPEC)
     end = kind(command, ring, EchoBridge(1 << 16), report=reports.append, hint=to_node.append)
     end.begin(ObjectHeader(ObjectId(0), Sequence(0), 12 * len(PAYLOAD)), bytearray(12 * PAYLOAD))
@@ -134,37 +157,130 @@ def test_a_worker_that_acknowledges_late_is_found(arena) -> None:
     assert missed(egress, arena, LateEgress, 1)
 
 
-async def waits_for_ever(arena: Any, wait: Any, at: int) -> bool:
-    """A pump waits for a byte, which is committed after its call `at`."""
-    layout = ring_layout(RingId(1), 64, offset=0)
-    producer, event = arena.create_ring(layout), asyncio.Event()
+class Wire:
+    """Both ends of an edge in one: it takes what is offered, and hands out `stock` bytes in pieces."""
+
+    def __init__(self, stock: int = 0) -> None:
+        self.taken, self.stock = 0, stock
+
+    async def connect(self, peer: NodeId, *, deadline: float) -> None:
+        pass
+
+    async def open_edge(self, peer: NodeId, edge_id: EdgeId, *, deadline: float) -> Wire:
+        return self
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+
+    def grant(self, position: int) -> None:
+        pass
+
+    def offer(self, view: memoryview) -> int:
+        self.taken += len(view)
+        return len(view)
+
+    def take(self, view: memoryview) -> int | None:
+        count = min(self.stock, len(view), 48)
+        self.stock -= count
+        return count or None
+
+    async def finish(self) -> None:
+        pass
+
+    async def abort(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        pass
+
+
+async def settle() -> None:
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
+def hooks() -> dict[str, Any]:
+    return {"now": lambda: 0.0, "tell": lambda message: None}
+
+
+async def sent(arena: Any, kind: Any, at: Collection[int]) -> tuple[int, int]:
+    """(bytes that came out, calls made) of one and one more after each of the calls `at`."""
+    layout, edge_id = ring_layout(RingId(1), 64, offset=0), EdgeId(1)
+    producer, wire, loop = arena.create_ring(layout), Wire(), asyncio.get_running_loop()
 
     def write() -> None:
         producer.writable_span()
         if producer.advance_commit(1):
-            event.set()
+            loop.call_soon(pump.wake)
 
+    ring = Interrupted(arena.open_ring(layout), at, write)
+    spec = EstablishSend(edge_id, NodeId(2), layout.ring_id, layout, Address(Component.TX_EDGE))
+    pump = kind(spec, ring, wire, hint=lambda hint: None, **hooks())
+    running = asyncio.ensure_future(pump.run())
+    await settle()  # it waits for the first byte
     write()
-    reader = arena.open_ring(layout)
-    reader.readable_span()
-    reader.advance_consume(1)
-    event.clear()  # the hint of the first byte was heard and has not been acknowledged
-    ring = Interrupted(reader, at, write)
-    waiting = asyncio.ensure_future(wait(event, ring.acknowledge_readable, lambda: len(ring.readable_span())))
-    for _ in range(20):
-        await asyncio.sleep(0)
-    ended = waiting.done()
-    waiting.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await waiting
+    await settle()
+    pump.stop()
+    await running
     producer.close()
-    return not ended
+    return wire.taken, ring.calls
 
 
-@pytest.mark.parametrize("at", [1, 2])
-async def test_a_pump_misses_nothing_that_comes_between_two_of_its_calls(arena, at) -> None:
-    assert not await waits_for_ever(arena, pumps._hinted, at)
+async def received(arena: Any, kind: Any, at: Collection[int]) -> tuple[int, int]:
+    """(bytes that came out of 256, calls made): the ring has room for 64, the consumer empties it when it
+    hears a hint, and once more after each of the calls `at`. The first bytes come alone: the hint that they
+    were read finds a pump that waits for bytes."""
+    layout, edge_id, loop = ring_layout(RingId(1), 64, offset=0), EdgeId(1), asyncio.get_running_loop()
+    consumer, wire, came, hints = arena.create_ring(layout), Wire(48), [], []
+
+    def read() -> None:
+        consumer.acknowledge_readable()
+        while length := len(consumer.readable_span()):
+            came.append(length)
+            if consumer.advance_consume(length):
+                loop.call_soon(pump.wake)
+
+    ring = Interrupted(arena.open_ring(layout), at, read)
+    spec = EstablishRecv(edge_id, NodeId(2), layout.ring_id, layout, Address(Component.RX_EDGE))
+    pump = kind(spec, ring, wire, hint=hints.append, **hooks())
+    running = asyncio.ensure_future(pump.run())
+    await settle()
+    read()
+    await settle()
+    wire.stock = 256 - 48
+    wire.wake()
+    hints.append(None)
+    while hints:
+        hints.clear()
+        read()
+        await settle()
+    pump.stop()
+    await running
+    consumer.close()
+    return sum(came), ring.calls
+
+
+async def test_a_pump_misses_nothing_that_comes_between_two_of_its_calls(arena) -> None:
+    assert await unsent(arena, pumps.SendPumpTask) == []
+    assert await unreceived(arena, pumps.RecvPumpTask) == []
 
 
 async def test_a_pump_that_acknowledges_late_is_found(arena) -> None:
-    assert await waits_for_ever(arena, late_wait, 1)
+    assert await unsent(arena, LateSendPump)
+    assert await unreceived(arena, LateRecvPump)
+
+
+async def unsent(arena: Any, kind: Any) -> list[tuple[int, int]]:
+    """The pairs of calls after which a byte was lost: one is committed while the pump writes, one when it
+    is about to wait."""
+    _, calls = await sent(arena, kind, ())
+    assert calls >= 6
+    pairs = combinations(range(1, calls + 4), 2)
+    return [at for at in pairs if (await sent(arena, kind, at))[0] < 1 + sum(call <= calls for call in at)]
+
+
+async def unreceived(arena: Any, kind: Any) -> list[int]:
+    """The calls after which room that was made was lost."""
+    _, calls = await received(arena, kind, ())
+    assert calls >= 6
+    return [at for at in range(1, calls + 1) if (await received(arena, kind, {at}))[0] < 256]
