@@ -81,6 +81,10 @@ TX: dict[str, tuple[Steps, StrEnum]] = {
     "stopping": ([*TX_UP, (STOP, STOP_RECORD)], T.STOPPING),
     "stopped before it was ready": ([(STOP, STOP_RECORD)], T.STOPPING),
     "stopped in the middle of an object": ([*TX_PRODUCING, (STOP, STOP_RECORD)], T.STOPPING),
+    "the object is whole after the stop": (
+        [*TX_PRODUCING, (STOP, STOP_RECORD), (PRODUCED, owner(PRODUCED))],
+        T.STOPPING,
+    ),
     "fails before it was ready": ([(FAILED, owner(FAILED))], T.FAULTED),
     "fails": ([*TX_UP, (FAILED, owner(FAILED))], T.FAULTED),
     "fails in the middle of an object": ([*TX_PRODUCING, (FAILED, owner(FAILED))], T.FAULTED),
@@ -138,7 +142,7 @@ OF_TX = (EdgeReady, EdgeFailed, ObjectProduced, ProduceObject)
 OF_RX = (EdgeReady, EdgeFailed, ObjectLoaded, ObjectFailed, ObjectConsumed)
 LATE_TX: dict[StrEnum, tuple[type[Any], ...]] = {
     T.FAULTED: OF_TX,
-    T.STOPPING: (*OF_TX, StopEdge),
+    T.STOPPING: (EdgeReady, EdgeFailed, ProduceObject, StopEdge),
     T.STOPPED: (*OF_TX, StopEdge, EdgeStopped),
 }
 LATE_RX: dict[StrEnum, tuple[type[Any], ...]] = {

@@ -409,6 +409,49 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
         ],
         S.FAULTED,
     ),
+    "the last step's words come after the stop": (
+        [
+            *PREFILL,
+            (STOP, stopping(RESET)),
+            (produced(0), (output(0),)),
+            (completed(1, 0.5), done(0)[:1]),
+            (EdgeStopped(IN), ()),
+            (EdgeStopped(OUT), ()),
+            (RoleReset(ROLE), (UNTIMED, *stopped(StageStats(1, 0.5, 0.0)))),
+        ],
+        S.STOPPED,
+    ),
+    "the last step's words come after the stop, in the other order": (
+        [
+            *PREFILL,
+            (STOP, stopping(RESET)),
+            (completed(1, 0.5), ()),
+            (produced(0), (output(0), *done(0)[:1])),
+        ],
+        S.STOPPING,
+    ),
+    "one of the last step's words comes before the stop": (
+        [*PREFILL, (produced(0), (output(0),)), (STOP, stopping(RESET)), (completed(1), done(0)[:1])],
+        S.STOPPING,
+    ),
+    "words of no step in flight, after the stop": (
+        [
+            *PREFILL,
+            (STOP, stopping(RESET)),
+            (produced(1), ()),
+            (completed(7), ()),
+            (completed(1, role=OTHER_ROLE), ()),
+            (produced(0), (output(0),)),
+            (produced(0), ()),
+            (completed(1), done(0)[:1]),
+            (completed(1), ()),
+        ],
+        S.STOPPING,
+    ),
+    "words of no step at all, after the stop": (
+        [*READY, (STOP, stopping(RESET)), (produced(0), ()), (completed(0), ())],
+        S.STOPPING,
+    ),
     "the step fails; its input is given back with the role": (
         [
             *PREFILL,
@@ -672,7 +715,7 @@ LATE: dict[StrEnum, tuple[type[Any], ...]] = {
     S.READY: ROLE_IS_THERE,
     S.EXECUTING: ROLE_IS_THERE,
     S.FAULTED: (*ANY_WORD, RoleReset),
-    S.STOPPING: (*ANY_WORD, StopRun),
+    S.STOPPING: (*(word for word in ANY_WORD if word not in (ObjectProduced, StepCompleted)), StopRun),
     S.STOPPED: (*ANY_WORD, EdgeStopped, RoleReset, WorkerCrashed, StopRun),
 }
 SCRIPT = Script(make, SCENARIOS, LATE)

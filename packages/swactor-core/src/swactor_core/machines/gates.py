@@ -105,8 +105,10 @@ class TxEdge(_Gate, Machine[TxState]):
         *(
             Row(state, late, None, (state,))
             for state in (T.FAULTED, T.STOPPING)
-            for late in (EdgeReady, EdgeFailed, ObjectProduced, ProduceObject)
+            for late in (EdgeReady, EdgeFailed, ProduceObject)
         ),
+        Row(T.FAULTED, ObjectProduced, None, (T.FAULTED,)),
+        Row(T.STOPPING, ObjectProduced, "_produced_late", (T.STOPPING,)),
         Row(T.STOPPING, StopEdge, None, (T.STOPPING,)),
         *(
             Row(T.STOPPED, late, None, (T.STOPPED,))
@@ -124,6 +126,10 @@ class TxEdge(_Gate, Machine[TxState]):
 
     def _produced(self, event: ObjectProduced, now: float) -> Outcome[TxState]:
         return T.READY, (self._send_owner(event),)
+
+    def _produced_late(self, event: ObjectProduced, now: float) -> Outcome[TxState]:
+        """Bytes leave the ring before their worker says that the object is whole."""
+        return T.STOPPING, (self._send_owner(event),)
 
     def _unasked(self, event: ObjectProduced, now: float) -> Outcome[TxState]:
         """A worker that writes what no step of this edge's owner asked for (spec section 39, sequence)."""

@@ -12,14 +12,14 @@ from dataclasses import replace
 from enum import StrEnum
 
 from swactor_core.events import EventName
-from swactor_core.faults import Component, Fault, FaultReason, RoleFailure, StepFailure
+from swactor_core.faults import Component, Fault, FaultReason, RoleFailure
 from swactor_core.fsm import Action, Emit, Machine, Outcome, Row, Send
 from swactor_core.ids import RingId
 from swactor_core.machines.bounds import teardown_timed_out
 from swactor_core.machines.gates import ObjectConsumed, ProduceObject
 from swactor_core.machines.provisioning import stage_edges
 from swactor_core.machines.stage_effects import ModelFetch, ModelOpened, ModelRefused, OpenModel
-from swactor_core.machines.stage_steps import StageSteps
+from swactor_core.machines.stage_steps import STEP_FAULTS, StageSteps
 from swactor_core.machines.stage_teardown import StageTeardown
 from swactor_core.messages import (
     Address,
@@ -83,11 +83,7 @@ _LATE = (
     DeviceObjectReleased,
     ReleaseFailed,
 )
-_STEP_FAULTS = {
-    StepFailure.DEVICE_OUT_OF_MEMORY: FaultReason.DEVICE_OUT_OF_MEMORY,
-    StepFailure.OUTPUT_COPY_FAILED: FaultReason.DEVICE_COPY_FAILED,
-    StepFailure.WORKER_PROCESS_EXITED: FaultReason.WORKER_CRASHED,
-}
+_OF_LAST_STEP = (ObjectProduced, StepCompleted)
 _OfRole = RoleProgress | RoleConfigured | RoleFailed | RoleReset | StepCompleted | StepFailed
 
 
@@ -131,7 +127,10 @@ class StageController(Machine[StageState]):
         Row(S.FAULTED, WorkerCrashed, "_note_crash", (S.FAULTED,)),
         Row(S.FAULTED, RoleReset, None, (S.FAULTED,)),
         Row(S.FAULTED, EdgeStopped, "_note_edge_stopped", (S.FAULTED,)),
-        *(Row(S.STOPPING, late, None, (S.STOPPING,)) for late in _LATE),
+        # What the last step brought is on its way to the next stage before the worker says so.
+        Row(S.STOPPING, ObjectProduced, "_produced_late", (S.STOPPING,)),
+        Row(S.STOPPING, StepCompleted, "_completed_late", (S.STOPPING,)),
+        *(Row(S.STOPPING, late, None, (S.STOPPING,)) for late in _LATE if late not in _OF_LAST_STEP),
         Row(S.STOPPING, EdgeStopped, "_edge_stopped", (S.STOPPING, S.STOPPED)),
         Row(S.STOPPING, RoleReset, "_role_reset", (S.STOPPING, S.STOPPED)),
         Row(S.STOPPING, WorkerCrashed, "_role_gone", (S.STOPPING, S.STOPPED)),
@@ -240,21 +239,17 @@ class StageController(Machine[StageState]):
         assert self._output_ring is not None
         outbound = self.provisioned.outbound.edge_id
         step = self._steps.begin(self.provisioned, event, self._output_ring)
-        loaded = {"edge_id": event.edge_id, "ring_id": event.ring_id, "object_id": event.object_id}
         return S.EXECUTING, (
-            Emit(EventName.OBJECT_LOADED, {**loaded, "sequence": event.sequence}),
-            Emit(EventName.EXECUTE_STEP_STARTED, {"sequence": event.sequence, "step_id": step.step_id}),
+            *self._steps.begun(event),
             Send(Address(Component.TX_EDGE, outbound), ProduceObject(outbound)),
             Send(WORKER, step),
         )
 
     def _produced(self, event: ObjectProduced, now: float) -> Outcome[StageState]:
-        self._steps.produced = True
-        fields = {"edge_id": event.edge_id, "ring_id": event.ring_id, "object_id": event.object_id}
-        produced = Emit(EventName.OBJECT_PRODUCED, {**fields, "sequence": event.sequence})
-        if self._steps.completion is None:
+        produced, completion = self._steps.output(event), self._steps.completion
+        if completion is None:
             return S.EXECUTING, (produced,)
-        return S.READY, (produced, *self._step_done(self._steps.completion))
+        return S.READY, (produced, *self._step_done(completion))
 
     def _completed(self, event: StepCompleted, now: float) -> Outcome[StageState]:
         if not self._of_this_run(event):
@@ -268,12 +263,9 @@ class StageController(Machine[StageState]):
         return S.READY, self._step_done(event)
 
     def _step_done(self, event: StepCompleted) -> tuple[Action, ...]:
-        sequence = self._steps.end(event)
         edge_id = self.provisioned.inbound.edge_id
-        return (
-            Emit(EventName.STEP_COMPLETED, {"sequence": sequence, "step_id": event.step_id}),
-            Send(Address(Component.RX_EDGE, edge_id), ObjectConsumed(edge_id)),
-        )
+        consumed = Send(Address(Component.RX_EDGE, edge_id), ObjectConsumed(edge_id))
+        return self._steps.end(event), consumed
 
     def _unexpected_step(self, event: StepCompleted | StepFailed, now: float) -> Outcome[StageState]:
         if not self._of_this_run(event):
@@ -294,7 +286,7 @@ class StageController(Machine[StageState]):
     def _step_failed(self, event: StepFailed, now: float) -> Outcome[StageState]:
         if not self._of_this_run(event):
             return S.EXECUTING, ()
-        reason = _STEP_FAULTS.get(event.reason, FaultReason.STEP_FAILED)
+        reason = STEP_FAULTS.get(event.reason, FaultReason.STEP_FAILED)
         return self._fault(reason, cause=str(event.reason), detail=event.detail, component=Component.WORKER)
 
     # --- faults ---
@@ -359,6 +351,13 @@ class StageController(Machine[StageState]):
             self.set_timer("teardown", now + self._teardown_bound),
             *self._check_self(),
         )
+
+    def _produced_late(self, event: ObjectProduced, now: float) -> Outcome[StageState]:
+        return S.STOPPING, self._steps.late_output(event)
+
+    def _completed_late(self, event: StepCompleted, now: float) -> Outcome[StageState]:
+        ours = self._of_this_run(event) and event.step_id == self._steps.step_id
+        return S.STOPPING, self._steps.late_end(event) if ours else ()
 
     def _edge_stopped(self, event: EdgeStopped, now: float) -> Outcome[StageState]:
         self._note_edge_stopped(event, now)

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from swactor_core.events import EventName
+from swactor_core.faults import FaultReason, StepFailure
+from swactor_core.fsm import Emit
 from swactor_core.ids import ObjectId, RingId, Sequence, StepId
 from swactor_core.messages import (
     ExecuteStep,
     InputBinding,
     ObjectLoaded,
+    ObjectProduced,
     OutputBinding,
     ProvisionStage,
     StageStats,
@@ -21,6 +25,11 @@ from swactor_core.messages import (
 )
 from swactor_core.plan import EdgeKind
 
+STEP_FAULTS = {
+    StepFailure.DEVICE_OUT_OF_MEMORY: FaultReason.DEVICE_OUT_OF_MEMORY,
+    StepFailure.OUTPUT_COPY_FAILED: FaultReason.DEVICE_COPY_FAILED,
+    StepFailure.WORKER_PROCESS_EXITED: FaultReason.WORKER_CRASHED,
+}
 _FIRST = Sequence(0)
 _NONE = StepId(0)
 _NO_STATS = StageStats()
@@ -66,8 +75,22 @@ class StageSteps:
             release_inputs_after=True,
         )
 
-    def end(self, completed: StepCompleted) -> Sequence:
-        """The step is through: the sequence that it was of."""
+    def begun(self, loaded: ObjectLoaded) -> tuple[Emit, Emit]:
+        """What there is to tell of a step that begins."""
+        place = {"edge_id": loaded.edge_id, "ring_id": loaded.ring_id, "object_id": loaded.object_id}
+        return (
+            Emit(EventName.OBJECT_LOADED, {**place, "sequence": loaded.sequence}),
+            Emit(EventName.EXECUTE_STEP_STARTED, {"sequence": loaded.sequence, "step_id": self.step_id}),
+        )
+
+    def output(self, produced: ObjectProduced) -> Emit:
+        """The step's output is in its ring."""
+        self.produced = True
+        place = {"edge_id": produced.edge_id, "ring_id": produced.ring_id, "object_id": produced.object_id}
+        return Emit(EventName.OBJECT_PRODUCED, {**place, "sequence": produced.sequence})
+
+    def end(self, completed: StepCompleted) -> Emit:
+        """The step is through."""
         sequence = self.expected
         prefill = completed.compute_seconds if sequence == 0 else 0.0
         self.stats = StageStats(
@@ -77,5 +100,21 @@ class StageSteps:
         )
         self.expected = Sequence(sequence + 1)
         self._position += self._rows
-        self.input = None
-        return sequence
+        self.input = self.completion = None
+        return Emit(EventName.STEP_COMPLETED, {"sequence": sequence, "step_id": completed.step_id})
+
+    def late_output(self, produced: ObjectProduced) -> tuple[Emit, ...]:
+        """As `output`, when the stage is stopping; nothing where no step is in flight for it."""
+        if self.input is None or self.produced or produced.sequence != self.expected:
+            return ()
+        output, completion = self.output(produced), self.completion
+        return (output,) if completion is None else (output, self.end(completion))
+
+    def late_end(self, completed: StepCompleted) -> tuple[Emit, ...]:
+        """As `end`, when the stage is stopping; it waits for the output's word as ever."""
+        if self.input is None:
+            return ()
+        if not self.produced:
+            self.completion = completed
+            return ()
+        return (self.end(completed),)
