@@ -301,7 +301,7 @@ class Driver:
             self._system.tell(action.to, action.message)
 
         def hint(message: RingReadable | RingWritable) -> None:
-            self._system.tell(self._ring_host, message)
+            self._system.deliver(self._ring_host, message)
 
         return {"now": self._system.now, "tell": tell, "hint": hint}
 
