@@ -45,7 +45,7 @@ class MessageCodec:
         if data.startswith(_TYPE_FIRST):  # as `encode` writes it: validated while it is parsed
             name_end = data.find(b'"', len(_TYPE_FIRST))
             written = self._by_name.get(data[len(_TYPE_FIRST) : name_end])
-            if written is not None and data.startswith(b",", name_end + 1):
+            if written is not None and data.startswith(b',"', name_end + 1):
                 try:
                     return written.validator.validate_json(b"{" + data[name_end + 2 :])
                 except ValidationError:
