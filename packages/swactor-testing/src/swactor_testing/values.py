@@ -1,7 +1,7 @@
 """Values from annotations: a Hypothesis strategy, or the plainest value, for any message of the vocabulary.
 
-Knows dataclasses, named tuples, enums, NewTypes and containers of them, as `messages.py` uses them; nothing of what a
-message means.
+Knows dataclasses, named tuples, enums, NewTypes and containers of them, as the messages use them; nothing of
+what a message means.
 """
 
 from __future__ import annotations

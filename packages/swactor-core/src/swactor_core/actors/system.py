@@ -1,9 +1,9 @@
 """Actors of one process: bounded mailboxes, one dispatcher, timers, tasks, supervision, ordered shutdown.
 
-Messages are delivered in the order they were told, one at a time, from a single queue that one callback of the
-loop drains at a time: an actor never runs inside another. A due timer becomes a message at the end of that queue, so that
-input which arrived while the process was paused is handled before the timer is. Knows asyncio and nothing of
-what the actors do.
+Messages are delivered in the order they were told, one at a time, from a single queue that one callback of
+the loop drains at a time: an actor never runs inside another. A due timer becomes a message at the end of
+that queue, so that input which arrived while the process was paused is handled before the timer is. Knows
+asyncio and nothing of what the actors do.
 """
 
 from __future__ import annotations
