@@ -100,10 +100,10 @@ class ActorSystem:
         input that a callback of the loop has just read. While anything is being delivered, or waits for the
         turn that was asked for, it is a `tell`: the order stays, and no actor runs inside another."""
         if self._scheduled:
-            self._put(address, message, None)
+            self.tell(address, message)
             return
         self._scheduled = True
-        self._put(address, message, None)
+        self.tell(address, message)
         self._drain()
 
     def ask(self, address: Address, question: Callable[[Any], Any]) -> asyncio.Future[Any]:
