@@ -101,6 +101,66 @@ async def test_an_actor_never_runs_inside_another(system: ActorSystem) -> None:
     assert order == ["begins", "ends", "inner"]
 
 
+async def test_what_is_delivered_is_handled_at_once_with_all_that_follows_from_it(
+    system: ActorSystem,
+) -> None:
+    order: list[str] = []
+    spawn(system, A)
+    spawn(system, B)
+
+    def outer() -> None:
+        order.append("begins")
+        system.deliver(B, lambda: order.append("inner"))  # from inside an actor it is a tell
+        order.append("ends")
+
+    system.deliver(A, outer)
+    assert order == ["begins", "ends", "inner"]
+    await asyncio.sleep(0)
+    system.deliver(A, lambda: order.append("again"))
+    assert order[3:] == ["again"]
+
+
+async def test_what_is_delivered_does_not_overtake_what_was_told(system: ActorSystem) -> None:
+    order: list[str] = []
+    spawn(system, A)
+    spawn(system, B)
+    system.tell(A, lambda: order.append("told"))
+    system.deliver(B, lambda: order.append("delivered"))
+    assert order == []
+    await settled(system)
+    assert order == ["told", "delivered"]
+
+
+async def test_a_delivery_that_does_not_rest_lets_the_loop_turn(system: ActorSystem) -> None:
+    spawn(system)
+    told = 0
+
+    def again() -> None:
+        nonlocal told
+        told += 1
+        system.tell(A, again)
+
+    system.deliver(A, again)
+    once = told
+    await asyncio.sleep(0)
+    assert 0 < once < told
+    system.stop(A)
+
+
+async def test_a_failure_in_what_is_delivered_is_supervised_and_not_raised(
+    system: ActorSystem, failures: Failures
+) -> None:
+    spawn(system)
+
+    def fails() -> None:
+        raise ValueError("no")
+
+    system.deliver(A, fails)
+    assert [str(error) for _, error in failures] == ["no"]
+    system.deliver(B, "nobody")
+    assert system.dead_letters == {"RxEdge:str": 1}
+
+
 async def test_a_storm_of_self_told_messages_does_not_starve_the_loop(system: ActorSystem) -> None:
     spawn(system)
     told = 0
@@ -261,6 +321,25 @@ async def test_a_timer_of_the_same_name_replaces_and_a_cancelled_one_is_silent(s
     system.set_timer(A, "last", 4, at=at + 0.001)
     await until(lambda: TimerFired("last", 4) in actor.received)
     assert actor.received == [TimerFired("bound", 2), TimerFired("last", 4)]
+
+
+async def test_a_timer_moves_either_way_and_fires_once_at_its_last_time(system: ActorSystem) -> None:
+    actor = spawn(system)
+    loop = asyncio.get_running_loop()
+    began = system.now()
+    system.set_timer(A, "later", 1, at=began + 0.001)
+    handles = len(loop._scheduled)
+    for generation in range(2, 200):
+        system.set_timer(A, "later", generation, at=began + 0.03)
+    assert len(loop._scheduled) == handles, "a timer that moves on costs the loop nothing"
+    system.set_timer(A, "sooner", 200, at=began + 60)
+    system.set_timer(A, "sooner", 201, at=began + 0.005)
+    await until(lambda: len(actor.received) == 2)
+    assert system.now() - began >= 0.03
+    assert actor.received == [TimerFired("sooner", 201), TimerFired("later", 199)]
+    system.set_timer(A, "moved", 202, at=began)
+    system.set_timer(A, "moved", 203, at=began + 60)
+    system.stop(A)
 
 
 async def test_after_a_pause_input_that_waited_is_handled_before_the_timer_that_is_due(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -82,6 +83,10 @@ def test_a_message_of_another_border_is_not_encoded_and_not_decoded() -> None:
         (b'{"type":["RingReadable"],"ring_id":1}', "unknown message type"),
         (b'{"type":{},"ring_id":1}', "unknown message type"),
         (b'{"type":"Nothing"}', "unknown message type 'Nothing'"),
+        (b'{"type":"ShutdownWorker",}', "not JSON"),
+        (b'{"type":"RingReadable","ring_id":1,}', "not JSON"),
+        (b'{"type":"RingReadable","ring_id":1}}', "not JSON"),
+        (b'{"type":"RingReadable","ring_id":1,"type":"Nothing"}', "unknown message type 'Nothing'"),
         (b'{"type":"RingReadable"}', "RingReadable.ring_id"),
         (b'{"type":"RingReadable","ring_id":null}', "RingReadable.ring_id"),
         (b'{"type":"RingReadable","ring_id":"nine"}', "RingReadable.ring_id"),
@@ -128,6 +133,23 @@ def test_any_damage_to_a_line_is_a_message_or_a_codec_error(data: st.DataObject)
         line[data.draw(st.integers(0, len(line) - 1))] = data.draw(st.integers(0, 255))
     with suppress(CodecError):
         COMMANDS.decode(bytes(line))
+
+
+def outcome(line: bytes) -> object:
+    try:
+        return COMMANDS.decode(line)
+    except CodecError as error:
+        return re.sub(r" column \d+", "", str(error))
+
+
+@given(st.data())
+def test_a_damaged_line_means_the_same_wherever_its_type_stands(data: st.DataObject) -> None:
+    line = bytearray(COMMANDS.encode(plainest(data.draw(st.sampled_from(WORKER_COMMANDS)))))
+    start = len(b'{"type":"')
+    for _ in range(data.draw(st.integers(0, 3))):
+        line[data.draw(st.integers(start, len(line) - 1))] = data.draw(st.sampled_from(b'"{},:1 '))
+    # One more blank, and the line is not as this side writes it.
+    assert outcome(bytes(line)) == outcome(b"{ " + line[1:])
 
 
 def test_numbers_that_json_does_not_have_do_not_pass_silently() -> None:

@@ -58,9 +58,24 @@ def test_events_of_objects_are_stamped_only_when_asked_for(name: EventName) -> N
     quiet.emit(name, {})
     quiet.emit(EventName.STAGE_READY, {})
     assert [event["number"] for event in silence] == [1]
+    assert not quiet.wants(name)
+    assert quiet.wants(EventName.STAGE_READY)
     loud, log = bus_with_log(objects=True)
     loud.emit(name, {})
+    assert loud.wants(name)
     assert [event["event"] for event in log] == [str(name)]
+
+
+def test_events_that_nobody_hears_are_numbered_all_the_same() -> None:
+    bus, log = EventBus(NodeId(1)), []
+    bus.emit(EventName.STAGE_READY, {})
+    bus.add_sink(log.append)
+    bus.emit(EventName.STAGE_READY, {})
+    bus.drop_sinks()
+    bus.emit(EventName.STAGE_READY, {})
+    bus.add_sink(log.append)
+    bus.emit(EventName.STAGE_READY, {})
+    assert [event["number"] for event in log] == [2, 4]
 
 
 def test_a_sink_that_fails_is_counted_and_the_others_hear_on(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,58 @@
-"""Started transports over real loopback sockets, and a UDP relay that loses, repeats, reorders and holds."""
+"""Started transports over real loopback sockets, and a UDP relay that loses, repeats, reorders and holds.
+
+What each trap of aioquic and of QUIC is held by (`test_quic_traps.py` looks whether the tests are there):
+
+Credit follows receipt and doubles: test_credit_is_the_preamble_and_then_what_is_granted,
+    test_a_stalled_reader_stops_its_sender_at_the_granted_byte
+Credit never flushed, lost, lowered: test_a_grant_on_an_idle_connection_is_told_at_once,
+    test_a_lost_credit_frame_is_sent_again, test_a_grant_is_never_lowered
+Data before acceptance: test_nothing_but_the_preamble_arrives_before_the_first_grant
+The send buffer has no bound: test_accepted_and_unacknowledged_bytes_stay_within_the_send_bound,
+    test_an_offer_without_credit_takes_nothing_and_its_watcher_hears_of_credit
+One stalled edge starves the others: test_in_flight_is_what_both_rings_hold_and_nothing_else_waits
+A stream id is not reserved: test_streams_opened_in_one_turn_have_ids_of_their_own
+The 129th stream blocks silently: test_three_hundred_edges_on_one_connection,
+    test_streams_beyond_the_peers_limit_wait_and_then_fail_by_name
+A stream opens all below it: test_streams_opened_by_a_higher_one_have_the_same_deadline
+Ended streams return only with a flush: test_streams_stop_at_the_peers_limit_and_return_as_they_end,
+    test_closed_channels_make_room_for_new_ones
+Resets and stops are events that the stock protocol ignores: test_abort_is_seen_as_broken,
+    test_a_stopped_reader_wakes_the_writer
+An exception of a handler skips the other events: test_an_internal_error_ends_its_own_connection_only
+Datagrams above 16 384 bytes are mis-encoded: test_settings_have_their_documented_bounds,
+    test_datagrams_of_every_size_carry_bytes_whole
+No path MTU discovery, black holes: test_a_connection_finds_its_path_and_bytes_are_whole,
+    test_a_black_hole_is_left_within_seconds_and_the_path_is_found_anew
+Slow start ends with jitter, windows restart when idle:
+    test_the_window_doubles_to_its_ceiling_and_ignores_jitter, test_an_unused_window_does_not_grow
+Acknowledgements wait for a timer: test_an_acknowledgement_can_leave_before_its_timer
+The pacer's 16 datagrams a wake-up: test_bursts_are_bounded_on_loopback_and_paced_elsewhere,
+    test_a_fast_path_gets_as_much_as_a_timer_can_release, test_a_flush_builds_at_most_one_burst
+Packet numbers of two bytes: test_numbers_are_coded_as_rfc_9000_says
+Keys are never updated: test_keys_are_updated_in_mid_transfer
+Idle timeout kills what is stalled: test_hours_of_stall_end_neither_the_edge_nor_the_connection,
+    test_an_idle_connection_outlives_its_idle_timeout
+A restarted peer is invisible: test_a_process_restarted_in_place_is_reached_again,
+    test_a_new_life_that_dials_replaces_the_old_one, test_a_peer_that_dials_again_replaces_its_dead_connection
+Addresses change, or differ in form: test_a_dialler_whose_address_changes_keeps_its_edges,
+    test_an_ipv6_wildcard_serves_ipv4_diallers_and_dials_them, test_bulk_survives_loss_over_ipv6
+Tickets skip certificates: test_no_ticket_is_issued
+Names and secrets in the clear or in a log: test_no_name_is_sent_and_nothing_is_logged
+The certificate is asked for too early or too late, an empty one passes:
+    test_a_client_without_certificate_is_refused, test_a_copied_certificate_without_its_key_is_refused
+A dialler is through before it was judged: test_an_unknown_key_is_refused_by_the_acceptor,
+    test_a_refusal_ends_the_handshake_with_a_certificate_alert
+The protocol is known only after the connection: test_each_protocol_has_its_stream_limits_on_both_sides
+Half-open connections live for the idle timeout: test_half_open_connections_are_few_and_end_in_time,
+    test_loopback_is_admitted_and_far_addresses_prove_themselves
+Nobody waits for a full socket: test_a_full_socket_pauses_sending_and_loses_nothing,
+    test_nothing_is_built_while_the_socket_is_full
+Default UDP buffers: test_the_doctor_check_reads_the_buffer
+Runs that kernel or way refuse: test_a_kernel_that_refuses_to_split_gets_datagrams_one_by_one,
+    test_a_refusal_for_another_reason_does_not_end_segmentation,
+    test_a_datagram_too_big_for_any_socket_is_reported_by_its_size
+Private names drift: test_each_private_name_is_there_and_its_loss_is_named
+"""
 
 from __future__ import annotations
 
@@ -104,6 +158,7 @@ class Relay:
         self._random = random.Random(seed)
         self._target = target
         self._loss, self._repeat, self._reorder = loss, repeat, reorder
+        self._family = socket.AF_INET6 if ":" in target[0] else socket.AF_INET
         self._held: list[tuple[socket.socket, bytes, tuple[str, int]]] = []
         self._back: dict[tuple[str, int], socket.socket] = {}
         self._front = self._socket()
@@ -112,12 +167,11 @@ class Relay:
         self.passed = 0
         asyncio.get_running_loop().add_reader(self._front, self._from_dialler)
 
-    @staticmethod
-    def _socket() -> socket.socket:
-        made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    def _socket(self) -> socket.socket:
+        made = socket.socket(self._family, socket.SOCK_DGRAM)
         made.setblocking(False)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * 1024 * 1024)
-        made.bind(("127.0.0.1", 0))
+        made.bind(("127.0.0.1" if self._family == socket.AF_INET else "::1", 0))
         return made
 
     @property

@@ -152,6 +152,23 @@ def test_a_refusal_ends_the_handshake_with_a_certificate_alert():
     assert not wire.right.ending.by_peer
 
 
+def test_streams_opened_in_one_turn_have_ids_of_their_own():
+    wire = ready()
+    halves = [wire.left.open_stream(bytes([n]) * 8, is_unidirectional=True) for n in range(20)]
+    assert len({half.stream_id for half in halves}) == 20
+    wire.run()
+    assert [wire.data(wire.right, half.stream_id) for half in halves] == [bytes([n]) * 8 for n in range(20)]
+
+
+def test_no_name_is_sent_and_nothing_is_logged():
+    wire = ready()
+    for side in (wire.left, wire.right):
+        assert side.configuration.server_name is None
+        assert side.configuration.quic_logger is None
+        assert side.configuration.secrets_log_file is None
+    assert wire.right.tls._server_name is None
+
+
 def test_no_ticket_is_issued():
     wire = ready()
     assert wire.left._session_ticket_handler is None

@@ -180,6 +180,23 @@ async def test_ipv6(make_node, flow):
     assert await flow.read_exactly(reader, 3) == b"six"
 
 
+@pytest.mark.parametrize("datagram_size", [1200, 16_200])
+async def test_bulk_survives_loss_over_ipv6(make_node, make_relay, flow, pattern, datagram_size):
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    settings = {"host": "::1", "datagram_size": datagram_size, "loss_after": 20.0, "idle_timeout": 60.0}
+    left, right = await make_node("left", **settings), await make_node("right", **settings)
+    relay = make_relay(right, seed=seed, loss=0.05, repeat=0.05, reorder=0.05)
+    left.transport.set_peer(right.peer(port=relay.port))
+    sender, reader = await left.edge_to(right)
+    data = pattern(seed, 256 * 1024)
+    received, _ = await asyncio.gather(
+        flow.read_exactly(reader, len(data), granted=128 * 1024), flow.send_all(sender, data)
+    )
+    assert received == data, f"seed {seed}"
+    assert relay.dropped > 0
+
+
 async def test_an_ipv6_wildcard_serves_ipv4_diallers_and_dials_them(make_node, flow):
     left, right = await make_node("left"), await make_node("right", host="::")
     left.transport.set_peer(Peer(right.node_id, right.key, "127.0.0.1", right.transport.port))

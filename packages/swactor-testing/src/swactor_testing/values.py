@@ -1,7 +1,7 @@
 """Values from annotations: a Hypothesis strategy, or the plainest value, for any message of the vocabulary.
 
-Knows dataclasses, enums, NewTypes and containers of them, as `messages.py` uses them; nothing of what a
-message means.
+Knows dataclasses, named tuples, enums, NewTypes and containers of them, as the messages use them; nothing of
+what a message means.
 """
 
 from __future__ import annotations
@@ -66,11 +66,18 @@ def values(annotation: Any, leaves: Leaves) -> SearchStrategy[Any]:
         return plain[annotation]
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return st.sampled_from(annotation)
-    if isinstance(annotation, type) and is_dataclass(annotation):
+    names = _field_names(annotation)
+    if names is not None:
         hints = get_type_hints(annotation)
-        parts = {f.name: values(hints[f.name], leaves) for f in fields(annotation) if f.init}
-        return st.builds(annotation, **parts)
+        return st.builds(annotation, **{name: values(hints[name], leaves) for name in names})
     return _container(annotation, leaves)
+
+
+def _field_names(annotation: Any) -> tuple[str, ...] | None:
+    """What a dataclass or a named tuple is built from; None for anything else."""
+    if isinstance(annotation, type) and is_dataclass(annotation):
+        return tuple(f.name for f in fields(annotation) if f.init)
+    return getattr(annotation, "_fields", None)
 
 
 def _container(annotation: Any, leaves: Leaves) -> SearchStrategy[Any]:
@@ -95,9 +102,10 @@ def plainest(annotation: Any) -> Any:
         return plain[annotation]
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return next(iter(annotation))
-    if isinstance(annotation, type) and is_dataclass(annotation):
+    names = _field_names(annotation)
+    if names is not None:
         hints = get_type_hints(annotation)
-        return annotation(**{f.name: plainest(hints[f.name]) for f in fields(annotation) if f.init})
+        return annotation(**{name: plainest(hints[name]) for name in names})
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         return None if type(None) in inner else plainest(inner[0])

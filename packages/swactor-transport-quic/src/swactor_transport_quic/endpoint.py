@@ -10,6 +10,7 @@ import asyncio
 import errno
 import ipaddress
 import logging
+import os
 import socket
 import sys
 from collections import deque
@@ -29,6 +30,9 @@ _BATCH = 64
 _LONG_HEADER = 0x80
 _OF_AN_EARLIER_ONE = (errno.ECONNREFUSED, errno.EMSGSIZE)
 """Errors that the kernel may report for a datagram sent before: the one at hand was then not tried."""
+_NO_SEGMENTATION = (errno.EIO, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOPROTOOPT)
+"""How a kernel or device says that it does not split runs (udp_send_skb in net/ipv4/udp.c): believed when the
+same datagrams go out one by one, since a run of datagrams too big for their way is EINVAL as well."""
 _FAREWELLS_KEPT = 128
 _FAREWELL_REPLIES = 3
 
@@ -59,7 +63,7 @@ class Endpoint:
         self._refused_handle: asyncio.Handle | None = None
         self.blocked = False
         self.segmentation = True
-        """Whether runs of datagrams go out in one call; off for good once the kernel refused one."""
+        """Whether runs of datagrams go out in one call; off for good once the kernel refused to do that."""
         self.receive_buffer = 0
         self.send_errors = 0
 
@@ -160,14 +164,28 @@ class Endpoint:
             if count == 1 or self.blocked:
                 too_big = self.send(*datagrams[at]) or too_big
                 at += 1
-            elif self._send_run(datagrams[at : at + count]):
+            else:
+                run = datagrams[at : at + count]
+                refusal = self._send_run(run)
+                if refusal:
+                    too_big = self._send_singly(run, refusal) or too_big
                 at += count
         return too_big
 
-    def _send_run(self, run: Sequence[tuple[bytes, Address]]) -> bool:
-        """Whether the run is taken care of; if not, its datagrams are to be sent one by one."""
+    def _send_singly(self, run: Sequence[tuple[bytes, Address]], refusal: int) -> int:
+        """Sends a run that the kernel refused as a whole, and learns from it. A size too big for it, or 0."""
+        errors = self.send_errors
+        too_big = max(self.send(data, address) for data, address in run)
+        alone = not too_big and self.send_errors == errors and not self.blocked
+        if alone and refusal in _NO_SEGMENTATION:
+            logger.info("datagrams are sent one by one from here on: %s", os.strerror(refusal))
+            self.segmentation = False
+        return too_big
+
+    def _send_run(self, run: Sequence[tuple[bytes, Address]]) -> int:
+        """0 when the run is taken care of; else the errno of a refusal that left all of it unsent."""
         if self._socket is None:
-            return True
+            return 0
         try:
             try:
                 send_run(self._socket, run)
@@ -180,14 +198,11 @@ class Endpoint:
             self._unsent.extend(run)
             self._block()
         except OSError as error:
-            if error.errno == errno.ENOBUFS:
-                self._unsent.extend(run)
-                self._block()
-                return True
-            logger.info("datagrams are sent one by one from here on: %s", error)
-            self.segmentation = False
-            return False
-        return True
+            if error.errno != errno.ENOBUFS:
+                return error.errno or errno.EIO
+            self._unsent.extend(run)
+            self._block()
+        return 0
 
     def send(self, data: bytes, address: Address) -> int:
         """Its size when the kernel found it too big for its way, else 0."""

@@ -45,7 +45,8 @@ class MachineActor:
                 case CancelTimer():
                     self.system.cancel_timer(self.address, action.name)
                 case Emit():
-                    self._bus.emit(action.name, {**self._defaults, **action.fields})
+                    if self._bus.wants(action.name):
+                        self._bus.emit(action.name, {**self._defaults, **action.fields})
                 case Effect():
                     assert self._perform is not None, f"{self.machine.NAME} has no adapter for {action}"
                     self._perform(action)

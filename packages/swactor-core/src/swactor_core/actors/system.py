@@ -1,9 +1,9 @@
 """Actors of one process: bounded mailboxes, one dispatcher, timers, tasks, supervision, ordered shutdown.
 
-Messages are delivered in the order they were told, one at a time, from a single queue that one loop callback
-drains: an actor never runs inside another. A due timer becomes a message at the end of that queue, so that
-input which arrived while the process was paused is handled before the timer is. Knows asyncio and nothing of
-what the actors do.
+Messages are delivered in the order they were told, one at a time, from a single queue that one callback of
+the loop drains at a time: an actor never runs inside another. A due timer becomes a message at the end of
+that queue, so that input which arrived while the process was paused is handled before the timer is. Knows
+asyncio and nothing of what the actors do.
 """
 
 from __future__ import annotations
@@ -35,6 +35,18 @@ class MailboxFull(SwactorError):
     """An actor does not keep up: its queue holds `capacity` messages. Reported to the supervisor."""
 
 
+class _Timer:
+    """One name's timer. `at` moves on without another wake-up of the loop: whoever watches progress moves its
+    bound with every token."""
+
+    __slots__ = ("at", "generation", "handle")
+
+    def __init__(self, at: float, generation: int) -> None:
+        self.at = at
+        self.generation = generation
+        self.handle: asyncio.TimerHandle
+
+
 class _Mailbox:
     __slots__ = ("actor", "address", "capacity", "queued", "stopped", "timers")
 
@@ -44,7 +56,7 @@ class _Mailbox:
         self.capacity = capacity
         self.queued = 0
         self.stopped = False
-        self.timers: dict[str, asyncio.TimerHandle] = {}
+        self.timers: dict[str, _Timer] = {}
 
 
 class ActorSystem:
@@ -53,6 +65,8 @@ class ActorSystem:
 
     def __init__(self, on_failure: Callable[[Address, Exception], None]) -> None:
         self._loop = asyncio.get_running_loop()
+        self.now: Callable[[], float] = self._loop.time
+        """Monotonic seconds, the `now` of every machine in this process."""
         self._on_failure = on_failure
         self._mailboxes: dict[Address, _Mailbox] = {}
         self._queue: deque[tuple[_Mailbox, object, asyncio.Future[Any] | None]] = deque()
@@ -60,10 +74,6 @@ class ActorSystem:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopping = False
         self.dead_letters: Counter[str] = Counter()
-
-    def now(self) -> float:
-        """Monotonic seconds, the `now` of every machine in this process."""
-        return self._loop.time()
 
     def spawn(self, address: Address, actor: Actor, *, capacity: int = 4096) -> None:
         assert address not in self._mailboxes, f"{address} already lives"
@@ -75,8 +85,8 @@ class ActorSystem:
         mailbox = self._mailboxes.pop(address, None)
         if mailbox is not None:
             mailbox.stopped = True
-            for handle in mailbox.timers.values():
-                handle.cancel()
+            for timer in mailbox.timers.values():
+                timer.handle.cancel()
 
     def lives(self, address: Address) -> bool:
         return address in self._mailboxes
@@ -84,6 +94,17 @@ class ActorSystem:
     def tell(self, address: Address, message: object) -> None:
         """Queues a message. To nobody: counted as a dead letter. To a full mailbox: the supervisor hears."""
         self._put(address, message, None)
+
+    def deliver(self, address: Address, message: object) -> None:
+        """As `tell`, and what is queued is delivered before this returns, not in the loop's next turn: for
+        input that a callback of the loop has just read. While anything is being delivered, or waits for the
+        turn that was asked for, it is a `tell`: the order stays, and no actor runs inside another."""
+        if self._scheduled:
+            self.tell(address, message)
+            return
+        self._scheduled = True
+        self.tell(address, message)
+        self._drain()
 
     def ask(self, address: Address, question: Callable[[Any], Any]) -> asyncio.Future[Any]:
         """Calls `question(actor)` in the actor's turn and gives its result; ActorStopped when it is gone."""
@@ -123,11 +144,12 @@ class ActorSystem:
         log.debug("dead letter for %s: %s", address, message)
 
     def _drain(self) -> None:
+        queue = self._queue
         for _ in range(MESSAGES_PER_TURN):
-            if not self._queue:
+            if not queue:
                 self._scheduled = False
                 return
-            mailbox, message, future = self._queue.popleft()
+            mailbox, message, future = queue.popleft()
             mailbox.queued -= 1
             if mailbox.stopped:
                 self._dead(mailbox.address, message, future)
@@ -153,23 +175,31 @@ class ActorSystem:
         mailbox = self._mailboxes.get(address)
         if mailbox is None:
             return
-        self.cancel_timer(address, name)
+        earlier = mailbox.timers.get(name)
+        if earlier is not None:
+            if earlier.handle.when() <= at:
+                earlier.at, earlier.generation = at, generation
+                return
+            earlier.handle.cancel()
+        mailbox.timers[name] = timer = _Timer(at, generation)
+        timer.handle = self._loop.call_at(at, self._wake, mailbox, name, timer)
 
-        def fire() -> None:
-            mailbox.timers.pop(name, None)
-            self._loop.call_soon(due)
+    def _wake(self, mailbox: _Mailbox, name: str, timer: _Timer) -> None:
+        if timer.handle.when() < timer.at:
+            timer.handle = self._loop.call_at(timer.at, self._wake, mailbox, name, timer)
+            return
+        del mailbox.timers[name]
+        self._loop.call_soon(self._due, mailbox, TimerFired(name, timer.generation))
 
-        def due() -> None:
-            if not mailbox.stopped:
-                self._enqueue(mailbox, TimerFired(name, generation), None)
-
-        mailbox.timers[name] = self._loop.call_at(at, fire)
+    def _due(self, mailbox: _Mailbox, fired: TimerFired) -> None:
+        if not mailbox.stopped:
+            self._enqueue(mailbox, fired, None)
 
     def cancel_timer(self, address: Address, name: str) -> None:
         mailbox = self._mailboxes.get(address)
-        handle = mailbox.timers.pop(name, None) if mailbox is not None else None
-        if handle is not None:
-            handle.cancel()
+        timer = mailbox.timers.pop(name, None) if mailbox is not None else None
+        if timer is not None:
+            timer.handle.cancel()
 
     def start_task(self, work: Coroutine[Any, Any, None], *, owner: Address) -> asyncio.Task[None]:
         """Runs an effect that takes time. Its exception goes to the supervisor in the owner's name."""

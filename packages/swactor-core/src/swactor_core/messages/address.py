@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from swactor_core.faults import Component
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """Whom a message is for: a component of this process, or (NODE, node_id) for a remote node's control.
-    `key` is the edge id, node id or the like where a component has many actors."""
+    `key` is the edge id, node id or the like where a component has many actors. A tuple, because every
+    message on a token's way looks its mailbox up by it."""
 
     component: Component
     key: int = 0

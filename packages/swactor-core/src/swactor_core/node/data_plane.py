@@ -217,8 +217,10 @@ class Driver:
         *,
         rings: dict[RingId, Ring],
         ring_host: Address,
+        crosses_processes: bool = False,
     ) -> None:
         self._system = system
+        self._crosses = crosses_processes
         self._bus = bus
         self._transport = transport
         self._rings = rings
@@ -300,8 +302,11 @@ class Driver:
         def tell(action: Send) -> None:
             self._system.tell(action.to, action.message)
 
+        # Peers in this process call into each other's pumps: their actors take turns, as processes do.
+        put = self._system.deliver if self._crosses else self._system.tell
+
         def hint(message: RingReadable | RingWritable) -> None:
-            self._system.tell(self._ring_host, message)
+            put(self._ring_host, message)
 
         return {"now": self._system.now, "tell": tell, "hint": hint}
 
@@ -368,10 +373,15 @@ class DataPlane:
         )
         self.driver: Driver | None = None
 
-    def attach_transport(self, transport: Transport) -> None:
-        """The transport is up: edges can be driven from now on."""
+    def attach_transport(self, transport: Transport, *, crosses_processes: bool = False) -> None:
+        """The transport is up: edges can be driven from now on. `crosses_processes` as its provider says."""
         self.driver = Driver(
-            self._system, self._bus, transport, rings=self.arena.rings, ring_host=self._ring_host
+            self._system,
+            self._bus,
+            transport,
+            rings=self.arena.rings,
+            ring_host=self._ring_host,
+            crosses_processes=crosses_processes,
         )
         self.driver.start()
 

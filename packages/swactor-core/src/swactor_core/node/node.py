@@ -76,7 +76,8 @@ class Node:
         self.settings = settings
         self.epoch = fresh_epoch()
         self._seed = bytes.fromhex(settings.key)
-        self._transports = plugins.select(Kind.TRANSPORT, choice.transport).factory()
+        transports = plugins.select(Kind.TRANSPORT, choice.transport)
+        self._transports, self._crosses = transports.factory(), transports.crosses_processes
         self._memberships = plugins.select(Kind.MEMBERSHIP, choice.membership).factory()
         arena = plugins.select(Kind.ARENA, choice.arena).factory()
         worker = plugins.select(Kind.WORKER, choice.worker)
@@ -235,7 +236,7 @@ class Node:
             self.system.tell(NODE, PartFailed(Component.DRIVER, f"{error.message} {error.hint}".strip()))
             return
         self._peers.attach(transport)
-        self.data_plane.attach_transport(transport)
+        self.data_plane.attach_transport(transport, crosses_processes=self._crosses)
         self.control = ControlService(
             self.system,
             self.bus,

@@ -91,7 +91,7 @@ class WorkerProcess:
         fd, ceiling = self._arena()
         environment = {**os.environ, "SWACTOR_ARENA_FD": str(fd), "SWACTOR_ARENA_BYTES": str(ceiling)}
         events = EventPipe(
-            lambda event: self._system.tell(ME, FromWorker(generation, event)),
+            lambda event: self._system.deliver(ME, FromWorker(generation, event)),
             lambda why: self._bad_event(generation, why),
         )
         try:

@@ -35,11 +35,16 @@ class EventBus:
         """Nothing is written from here on: the stream has had its last event."""
         self._sinks.clear()
 
+    def wants(self, name: EventName) -> bool:
+        """Whether `emit` would do anything with an event of this name."""
+        return self.objects or name not in OBJECT_EVENTS
+
     def emit(self, name: EventName, fields: dict[str, Any]) -> None:
-        if name in OBJECT_EVENTS and not self.objects:
+        if not self.wants(name):
             return
         self._number += 1
-        self.forward(Event(name, self.node_id, time.time_ns(), self._number, fields).to_json())
+        if self._sinks:
+            self.forward(Event(name, self.node_id, time.time_ns(), self._number, fields).to_json())
 
     def forward(self, event: dict[str, Any]) -> None:
         """Passes on an event that another process has stamped."""

@@ -182,7 +182,8 @@ class Orchestrator:
         self._transport_settings = transport_settings or {}
         self._objects = objects
         self.epoch = fresh_epoch()
-        self._transports = plugins.select(Kind.TRANSPORT, choice.transport).factory()
+        transports = plugins.select(Kind.TRANSPORT, choice.transport)
+        self._transports, self._crosses = transports.factory(), transports.crosses_processes
         self._memberships = plugins.select(Kind.MEMBERSHIP, choice.membership).factory()
         arena = plugins.select(Kind.ARENA, choice.arena).factory()
         self.public_key: bytes = self._transports.public_key(seed)
@@ -248,7 +249,7 @@ class Orchestrator:
         self._transport = transport = self._transports.create(context)
         await transport.start()
         self._peers.attach(transport)
-        self.data_plane.attach_transport(transport)
+        self.data_plane.attach_transport(transport, crosses_processes=self._crosses)
         self._membership = self._memberships.create(
             MembershipContext(
                 cluster_id=self._cluster.id,
