@@ -174,6 +174,8 @@ class GraphEngine:
     the cache.
     """
 
+    kernels = "graph"
+
     def __init__(
         self,
         parameters: ModelParameters,

@@ -38,10 +38,10 @@ _EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 Entry = list[int]
 
 
-def can_compute(ggml_types: set[int]) -> bool:
-    """Whether matrices of these types are best computed here: each has a kernel, or must be unpacked anyway
-    because the graph cannot read it either."""
-    return all(kind in TYPES or kind not in GRAPH_TYPES for kind in ggml_types)
+def without_kernel(ggml_types: set[int]) -> set[int]:
+    """Those of the types whose matrices are better computed as a graph: no kernel here reads them, and they
+    need not be unpacked as types must be that the graph cannot read either."""
+    return {kind for kind in ggml_types if kind not in TYPES and kind in GRAPH_TYPES}
 
 
 def _packed_bytes(weight: Weight) -> int:
@@ -60,6 +60,7 @@ class NativeEngine:
 
     #: multiplications below which a part costs more to hand over than it saves (about 2 microseconds)
     products_per_part = 1 << 15
+    kernels = "native"
 
     def __init__(
         self,

@@ -209,8 +209,9 @@ class StageController(Machine[StageState]):
         if not self._of_this_run(event):
             return S.PREPARING, ()
         self._weights_ready = True
+        self._steps.configured(event)
         target, actions = self._if_ready()
-        return target, (Emit(EventName.WEIGHTS_LOADED, {}), *actions)
+        return target, (Emit(EventName.WEIGHTS_LOADED, dict(event.facts)), *actions)
 
     def _edge_ready(self, event: EdgeReady, now: float) -> Outcome[StageState]:
         self._ready_edges.add(event.edge_id)
