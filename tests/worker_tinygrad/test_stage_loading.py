@@ -79,7 +79,11 @@ def test_weights_are_the_file_itself(backend: Any) -> None:
     ref = next(ref for ref in manifest_of(MODEL).tensors if ref.name == "blk.0.attn_q.weight")
     files.open([ref])
     bound = files.bind(ref, internals.graph_types())
-    assert internals.address_of(internals.buffer_of(bound.blob)) == files.stored(ref).ctypes.data
+    assert (
+        bound.address
+        == internals.address_of(internals.buffer_of(bound.blob))
+        == files.stored(ref).ctypes.data
+    )
     np.testing.assert_array_equal(
         bound.values().numpy(), files.stored(ref).view(np.float32).reshape(bound.shape)
     )
