@@ -49,7 +49,7 @@ def test_what_cannot_be_tuned_is_said(call: Any, arguments: tuple[str, ...], cod
 PATIENT = '#!/bin/sh\necho compiled >> {log}\nexec {compiler} "$@"\n'
 
 
-@pytest.mark.parametrize("kernels", ["native", "graph"])
+@pytest.mark.parametrize("kernels", ["native", pytest.param("graph", marks=pytest.mark.long)])
 def test_a_run_after_it_compiles_nothing(spawn: Any, tmp_path: Path, kernels: str) -> None:
     """Counted at the compiler itself: `tune` calls it, a run of the same stages does not."""
     from swactor_worker_tinygrad.environment import find_compiler

@@ -395,6 +395,5 @@ class StageController(Machine[StageState]):
     def _stopped_report(self) -> tuple[Action, ...]:
         plan = self.provisioned
         stopped = StageStopped(plan.run_id, plan.stage_index, self._steps.stats, self._teardown.unproven)
-        return Emit(EventName.STAGE_STOPPED, {"unproven": list(self._teardown.unproven)}), Send(
-            ORCHESTRATOR, stopped
-        )
+        said = Emit(EventName.STAGE_STOPPED, {"unproven": list(self._teardown.unproven)})
+        return said, Send(ORCHESTRATOR, stopped)
