@@ -227,7 +227,6 @@ class TinygradBackend:
         for ref in tensors.all():
             if ref.name in engine.packed_names:
                 files.let_go(ref)
-        environment.give_memory_back()
         role = ModelStage(config, engine=engine, bridge=self._bridge, files=files)
         self._roles.append(role)
         progress(LoadProgress("ready", 1, 1))

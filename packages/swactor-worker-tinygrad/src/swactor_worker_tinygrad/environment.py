@@ -6,7 +6,6 @@ here has to be settled before its first import, because tinygrad reads the envir
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import importlib.metadata
 import os
@@ -149,14 +148,6 @@ def available_memory() -> int:
     except (OSError, ValueError):
         pass  # no such limit here
     return available
-
-
-def give_memory_back() -> None:
-    """What compiling has freed goes back to the system, where the C library can do that (glibc): it would
-    keep some 35 MiB behind a captured graph."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def find_compiler(wanted: str = "") -> str:
