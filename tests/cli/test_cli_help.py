@@ -10,10 +10,11 @@ import pytest
 from swactor_cli.app import app
 
 COMMANDS = {
-    (): ["run", "node", "plan", "plugins", "doctor", "key", "cluster", "version"],
+    (): ["run", "node", "plan", "tune", "plugins", "doctor", "key", "cluster", "version"],
     ("run",): ["--prompt", "--prompt-ids", "--nodes", "--cluster", "--max-tokens", "--seed", "--json"],
     ("node",): ["--cluster", "--name", "--bind", "--port", "--membership-port", "--advertise", "--memory"],
     ("plan",): ["--nodes", "--cluster", "--max-tokens", "--prompt-tokens", "--json"],
+    ("tune",): ["--nodes", "--tokens", "--prefill-chunk", "--device", "--worker-option", "--json"],
     ("plugins",): ["--json", "--cluster"],
     ("doctor",): ["--json", "--cluster"],
     ("key",): ["--name", "--orchestrator"],

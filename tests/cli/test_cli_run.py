@@ -38,6 +38,8 @@ def test_json_lines_have_their_shapes_and_agree_with_the_events(spawn: Any, home
     stats = result["stats"]
     assert (stats["prompt_tokens"], stats["generated_tokens"]) == (3, 4)
     assert [stage["stage_index"] for stage in stats["stages"]] == [0, 1, 2]
+    assert (stats["numerics"], stats["kernels"]) == ("exact", "echo")
+    assert {(stage["numerics"], stage["kernels"]) for stage in stats["stages"]} == {("exact", "echo")}
     written = [json.loads(line) for line in events.read_text().splitlines()]
     names = [event["event"] for event in written]
     assert names[-1] == "run_torn_down"

@@ -363,6 +363,20 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
         ],
         S.STOPPED,
     ),
+    "how the role computes goes into the figures": (
+        [
+            *READY[:-1],
+            (
+                RoleConfigured(ROLE, {"numerics": "exact"}),
+                (Emit(EventName.WEIGHTS_LOADED, {"numerics": "exact"}), *IS_READY),
+            ),
+            (STOP, stopping(RESET)),
+            (EdgeStopped(IN), ()),
+            (EdgeStopped(OUT), ()),
+            (RoleReset(ROLE), (UNTIMED, *stopped(StageStats(facts={"numerics": "exact"})))),
+        ],
+        S.STOPPED,
+    ),
     "decoded": (DECODED, S.READY),
     "the completion comes before the gate's word of the output": (
         [*PREFILL, (completed(1), ()), (produced(0), (output(0), *done(0)))],

@@ -72,6 +72,8 @@ GRACEFUL = ShutdownWorker(ShutdownMode.GRACEFUL)
 ABORT = ShutdownWorker(ShutdownMode.ABORT_IN_FLIGHT)
 SPLITS = [[(0, 4)], [(0, 1), (1, 4)], [(0, 2), (2, 3), (3, 4)], [(0, 1), (1, 2), (2, 3), (3, 4)]]
 
+ECHO = {"numerics": "exact", "kernels": "echo"}  # what its role says of itself
+
 
 class Stage:
     """One in-process worker with a configured stage and both rings; the node's side is this class."""
@@ -95,7 +97,7 @@ class Stage:
         self.worker = InProcessWorker(create)
         self.worker.initialize(settings)
         self.worker.send(configure(self.config))
-        assert self.worker.said(RoleConfigured) == [RoleConfigured(ROLE)]
+        assert self.worker.said(RoleConfigured) == [RoleConfigured(ROLE, ECHO)]
         spec_in, spec_out = self.config.input_spec, self.config.output_spec
         ingress = self.worker.install(RingDirection.INGRESS, spec_in, capacity=capacity)
         egress = self.worker.install(RingDirection.EGRESS, spec_out, capacity=capacity)
@@ -309,7 +311,7 @@ def test_a_role_that_cannot_be_built_fails_and_another_may_come(
     assert worker.events[-1] == RoleFailed(ROLE, reason, detail)
     backends[0]._place = ""
     worker.send(configure(stage_config(0, 4)))
-    assert worker.events[-1] == RoleConfigured(ROLE)
+    assert worker.events[-1] == RoleConfigured(ROLE, ECHO)
 
 
 @pytest.mark.parametrize(
@@ -401,7 +403,7 @@ def test_reset_releases_everything_and_a_second_run_starts_clean() -> None:
     assert stage.live == 0
     assert len(stage.worker.said(DeviceObjectReleased)) == 1
     stage.worker.send(configure(stage_config(0, 4), RoleId(2)))
-    assert stage.worker.events[-1] == RoleConfigured(RoleId(2))
+    assert stage.worker.events[-1] == RoleConfigured(RoleId(2), ECHO)
     assert first == Stage().step(tokens(1, 2, 3), 0, 0)
 
 

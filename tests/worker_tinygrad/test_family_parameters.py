@@ -48,7 +48,7 @@ def test_windows_by_layer() -> None:
     pattern = (False, True, True, False, False, True)
     assert windows(read("gemma3", attention__sliding_window_pattern=pattern)) == [0, 16, 16, 0, 0, 16]
     assert windows(read("gemma3", attention__sliding_window=0)) == [0] * 6
-    assert windows(read("phi3", attention__sliding_window=32)) == [32] * 4
+    assert windows(read("gemma3", attention__sliding_window_pattern=(True,) * 6)) == [16] * 6
     without = dict(whole("gemma2").metadata)
     del without["gemma2.attention.sliding_window"]
     assert read_parameters(replace(whole("gemma2"), metadata=without), 64).window_of(0) == 4096
@@ -191,14 +191,32 @@ def test_fused_tensors_are_cut_by_rows() -> None:
 
 @pytest.mark.parametrize("name", ["backend", "graph_backend"])
 def test_a_window_of_every_layer_hides_what_lies_before(name: str, request: pytest.FixtureRequest) -> None:
-    """Four layers of window 4 reach back 4 * 3 positions: a change before that is not seen, one within is."""
+    """Six layers of window 3 reach back 6 * 2 positions: a change before that is not seen, one within is."""
     backend: Any = request.getfixturevalue(name)
-    base = with_keys(whole("phi3"), {"attention.sliding_window": 4})
+    every = {"attention.sliding_window": 3, "attention.sliding_window_pattern": (True,) * 6}
+    base = with_keys(whole("gemma3"), every)
     prompt = [int(token) for token in np.random.default_rng(3).integers(0, 160, 20)]
     options: dict[str, Any] = {"max_context": 20, "chunk": 8, "policy": TokenOutputPolicy.LOGITS}
-    pipeline = Pipeline(backend, DATA / "phi3.gguf", 1, manifests=[base], **options)
+    pipeline = Pipeline(backend, DATA / "gemma3.gguf", 1, manifests=[base], **options)
     plain = pipeline.step(prompt, 0)
     assert pipeline.step([prompt[0], 7, *prompt[2:]], 0) == plain
     assert pipeline.step([*prompt[:6], (prompt[6] + 1) % 160, *prompt[7:]], 0) == plain
     assert pipeline.step([*prompt[:7], (prompt[7] + 1) % 160, *prompt[8:]], 0) != plain
     pipeline.close()
+
+
+@pytest.mark.parametrize("window", [1, 4, 262144])
+def test_the_window_of_phi_has_no_effect(backend: Any, window: int) -> None:
+    """As in llama.cpp: the bits are those of the file without the key, wherever the window would end."""
+    keys = {"attention.sliding_window": window}
+    given, without = with_keys(whole("phi3"), keys), dict(whole("phi3").metadata)
+    without.pop("phi3.attention.sliding_window", None)
+    assert given.metadata != without
+    prompt = [int(token) for token in np.random.default_rng(3).integers(0, 160, 20)]
+    options: dict[str, Any] = {"max_context": 20, "chunk": 8, "policy": TokenOutputPolicy.LOGITS}
+    made = []
+    for manifest in (given, replace(given, metadata=without)):
+        pipeline = Pipeline(backend, DATA / "phi3.gguf", 1, manifests=[manifest], **options)
+        made.append(pipeline.step(prompt, 0))
+        pipeline.close()
+    assert made[0] == made[1]

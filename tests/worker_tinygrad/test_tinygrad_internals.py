@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -173,3 +177,34 @@ def test_native_functions_run_and_are_cached(internals: Any) -> None:
     assert function.address > 0
     compiler = internals.cpu_compiler()
     assert diskcache_get(compiler.cachekey, text) is not None
+
+
+def test_the_devices_own_programs_are_generated_once_per_host(tmp_path: Path) -> None:
+    """A second process that opens the CPU device finds the programs that the first one generated."""
+    code = (
+        "from swactor_worker_tinygrad import environment\n"
+        "environment.prepare(environment.read_settings({}))\n"
+        "from swactor_worker_tinygrad import internals\n"
+        "from tinygrad.runtime import ops_cpu\n"
+        "made, generate = [], ops_cpu.do_to_program\n"
+        "def counted(*given): made.append(given); return generate(*given)\n"
+        "ops_cpu.do_to_program = counted\n"
+        "assert internals.open_device('CPU') == 'CPU'\n"
+        "assert ops_cpu.do_to_program is counted\n"
+        "from tinygrad import Tensor\n"
+        "assert (Tensor([1, 2, 3]) * 2).tolist() == [2, 4, 6]\n"
+        "print(len(made))"
+    )
+    counts = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        counts.append(int(done.stdout))
+    assert counts == [4, 0]

@@ -386,6 +386,40 @@ def plan(
 
 
 @app.command()
+def tune(
+    model: Model,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes, one stage each.")] = 2,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of a run, prompt and answer.")] = 160,
+    prefill_chunk: Annotated[int, typer.Option(min=1, max=4096, help="Prompt tokens per compute step.")] = 32,
+    device: Annotated[str | None, typer.Option(help="Compute device, such as CPU or CUDA.")] = None,
+    worker_option: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE for the worker plug-in, such as kernels=graph; repeatable."),
+    ] = None,
+    worker: Worker = None,
+    loader: Loader = None,
+    json_lines: Json = False,
+) -> None:
+    """Compile a model's kernels on this machine, ahead of its first run.
+
+    Configures each stage once as a run would; the next start finds all of it on disk.
+    """
+    from swactor_cli.commands.tune import TuneOptions
+    from swactor_cli.commands.tune import tune as command
+
+    options = TuneOptions(
+        model=model,
+        nodes=nodes,
+        tokens=tokens,
+        prefill_chunk=prefill_chunk,
+        device=device,
+        worker_options=tuple(worker_option or ()),
+        plugins={"worker": worker, "loader": loader},
+    )
+    raise typer.Exit(command(options, Output(json_lines=json_lines)))
+
+
+@app.command()
 def plugins(
     cluster: Cluster = None,
     arena: Arena = None,

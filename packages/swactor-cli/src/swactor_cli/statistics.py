@@ -8,7 +8,8 @@ from swactor_core.orchestrator.orchestrator import RunResult
 
 
 def statistics(result: RunResult) -> dict[str, Any]:
-    """Seconds and rates. `overhead_share` is of decode time: what was not some stage's compute.
+    """Seconds and rates. `overhead_share` is of decode time: what was not some stage's compute. `numerics`
+    and `kernels` are those of all stages, as their workers said, joined by a comma where they differ.
 
     One token is in one stage at a time, so the stages' compute adds up along a token's path.
     """
@@ -21,8 +22,11 @@ def statistics(result: RunResult) -> dict[str, Any]:
         "time_to_first_token_seconds": round(times[0] - result.injected, 6) if times else None,
         "decode_seconds": round(decode, 6),
         "tokens_per_second": round((len(times) - 1) / decode, 3) if decode > 0 else None,
+        "numerics": _of_all(result, "numerics"),
+        "kernels": _of_all(result, "kernels"),
         "stages": [
             {
+                **stats.facts,
                 "stage_index": index,
                 "steps": stats.steps,
                 "prefill_seconds": round(stats.prefill_seconds, 6),
@@ -35,6 +39,11 @@ def statistics(result: RunResult) -> dict[str, Any]:
         else None,
         "unproven": list(result.unproven),
     }
+
+
+def _of_all(result: RunResult, fact: str) -> str | None:
+    said = {stats.facts[fact] for _, stats in result.stages if fact in stats.facts}
+    return ",".join(sorted(said)) or None
 
 
 def summary(figures: dict[str, Any]) -> str:

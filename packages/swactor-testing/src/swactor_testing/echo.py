@@ -163,6 +163,7 @@ class EchoRole:
         self._output_format = _format(config.output_spec)
         self._context = 0
         self.rows = 0
+        self.facts = {"numerics": "exact", "kernels": "echo"}
 
     def execute(self, step: StepInput, should_abort: Callable[[], bool]) -> tuple[bytearray, int]:
         self._hold(should_abort)

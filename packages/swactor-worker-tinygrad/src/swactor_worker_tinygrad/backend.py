@@ -15,7 +15,7 @@ from swactor_core.errors import ResourceError
 from swactor_core.faults import RoleFailure
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.specs import DTypeFamily, ObjectKind, ObjectSpec, align_up
-from swactor_core.spi.loader import TensorRef
+from swactor_core.spi.loader import StageManifest, TensorRef
 from swactor_core.spi.worker import LoadProgress, RoleError, StageConfig
 
 from swactor_worker_tinygrad import environment
@@ -119,7 +119,7 @@ class TinygradBackend:
         wanted = [ref for block in tensors.blocks for ref in block.values()]
         single = (tensors.output_norm, tensors.head, tensors.head_bias)
         wanted += [ref for ref in single if ref is not None]
-        native = self._computes_natively(tensors)
+        native = self._computes_natively(config.manifest, tensors)
         if native and tensors.embedding is not None and tensors.embedding not in wanted:
             wanted.append(tensors.embedding)
         bound = weights.bind_all(
@@ -169,20 +169,23 @@ class TinygradBackend:
             rope=tables,
         )
 
-    def _computes_natively(self, tensors: StageTensors) -> bool:
-        """Whether the native kernels compute this stage, by the setting and by what they can do. Raises
-        RoleError when they are asked for and cannot."""
+    def _computes_natively(self, manifest: StageManifest, tensors: StageTensors) -> bool:
+        """Whether the native kernels compute this model, by the setting and by what they can do: a property
+        of the whole model, because engines differ in the last bits and every split must give the same tokens.
+        Raises RoleError when they are asked for and cannot."""
         from swactor_worker_tinygrad import internals
-        from swactor_worker_tinygrad.native_engine import can_compute
+        from swactor_worker_tinygrad.native_engine import without_kernel
 
         if self.settings.kernels == "graph":
             return False
-        matrices = [ref for ref in tensors.all() if len(ref.dims) > 1]
-        kinds = {ref.ggml_type for ref in matrices}
+        kinds = {ref.ggml_type for ref in tensors.all() if len(ref.dims) > 1} | set(manifest.matrix_types)
         if not internals.builds_native(self.device):
             lacking = f"on device {self.settings.device}"
-        elif not can_compute(kinds):
-            lacking = "for one of the tensor types " + ", ".join(sorted({ref.type_name for ref in matrices}))
+        elif without_kernel(kinds):
+            from gguf import GGMLQuantizationType
+
+            names = sorted(GGMLQuantizationType(kind).name for kind in without_kernel(kinds))
+            lacking = f"for {', '.join(names)}, of which the model has matrices"
         else:
             return True
         if self.settings.kernels == "native":

@@ -34,12 +34,13 @@ class Family:
 
     `biases` are matrices that may have one. `head_norms` normalise each query and key head before rotation,
     `post_norms` the two residual branches before they are added. `gate_in_up`: the gate is the upper half of
-    `ffn_up`. `tied`: the head is the embedding even where the file says otherwise. `window_period` p: layer i
-    sees only the window unless i % p == p - 1; 1: no layer has a window, 0: all of them; None: the file must
-    not ask for one. `default_*` hold where the file says nothing. `no_rope_period` p: layers with
-    (i + 1) % p == 0 do not rotate. `wide_query_layers`: with this many blocks, queries are scaled by the
-    hidden width a head, not by the head's own. `yarn_shape`: YaRN's bounds come from the file, not from
-    YaRN's paper. `rope_factor_pair`: frequency factors for short and for long contexts.
+    `ffn_up`. `tied`: the head is the embedding even where the file says otherwise. `window_period` p: layer
+    i sees only the window unless i % p == p - 1; 1: no layer has a window; None: the file must not ask for
+    one. `ignores_window`: what the file says of a window has no effect. `default_*` hold where the file says
+    nothing. `no_rope_period` p: layers with (i + 1) % p == 0 do not rotate. `wide_query_layers`: with this
+    many blocks, queries are scaled by the hidden width a head, not by the head's own. `yarn_shape`: YaRN's
+    bounds come from the file, not from YaRN's paper. `rope_factor_pair`: frequency factors for short and for
+    long contexts.
     """
 
     architecture: str
@@ -61,6 +62,7 @@ class Family:
     scaled_embedding: bool = False
     tied: bool = False
     window_period: int | None = None
+    ignores_window: bool = False
     default_window: int = 0
     default_local_base: float = 0.0
     default_score_cap: float | None = None
@@ -120,7 +122,9 @@ FAMILIES = {
             default_logit_cap=0.0,
             wide_query_layers=62,
         ),
-        Family("phi3", "Phi 3, 3.5 and 4 mini", gate_in_up=True, rope_factor_pair=True, window_period=0),
+        # llama.cpp reads Phi's window and computes without it: files say windows that the models were not
+        # trained with (its conversion wrote wrong ones), so applying them would be the deviation.
+        Family("phi3", "Phi 3, 3.5 and 4 mini", gate_in_up=True, rope_factor_pair=True, ignores_window=True),
         Family(
             "smollm3",
             "SmolLM 3",

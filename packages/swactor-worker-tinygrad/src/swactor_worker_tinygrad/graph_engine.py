@@ -87,7 +87,7 @@ def block_function(
         x, result, keys, values, *rest = inputs
         turns = [table[position : position + rows] for table in rest[:tables]]
         bound = {
-            name: replace(weights[name], blob=blob) for name, blob in zip(order, rest[tables:], strict=True)
+            name: replace(weights[name], copy=blob) for name, blob in zip(order, rest[tables:], strict=True)
         }
 
         def linear(name: str, value: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ def head_function(parameters: ModelParameters, ends: Ends) -> Callable[..., None
 
     def run(inputs: list[Tensor]) -> None:
         x, logits, *blobs = inputs
-        norm, head, *bias = [replace(w, blob=b).values() for w, b in zip(ends.weights(), blobs, strict=True)]
+        norm, head, *bias = [replace(w, copy=b).values() for w, b in zip(ends.weights(), blobs, strict=True)]
         h = _rms_norm(x, norm, parameters.rms_epsilon).contiguous()
         made = h @ head.T
         made = made + bias[0] if bias else made
@@ -173,6 +173,8 @@ class GraphEngine:
     to. Padded rows come after the real ones, which therefore never see them, and later rows overwrite them in
     the cache.
     """
+
+    kernels = "graph"
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ import contextlib
 import ctypes
 import errno
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from tinygrad import Device, Tensor, TinyJit, dtypes
 from tinygrad.device import Buffer, TinyELF
 from tinygrad.dtype import DType
 from tinygrad.engine.realize import get_runtime, resolve_params, run_linear
+from tinygrad.helpers import diskcache_get, diskcache_put
 from tinygrad.llm.gguf import _GGML_NATIVE, _GGML_QUANT, ggml_data_to_tensor
 from tinygrad.uop.ops import Ops, UOp
 
@@ -58,7 +59,42 @@ __all__ = [
 
 def open_device(name: str) -> str:
     """Opens the device and returns its canonical name; whatever its driver raises goes through."""
-    return str(Device[name].device)
+    if name.partition(":")[0] != "CPU":
+        return str(Device[name].device)
+    with _own_programs_from_disk():
+        return str(Device[name].device)
+
+
+class _Made:
+    """What the CPU device asks of a program."""
+
+    def __init__(self, code: TinyELF) -> None:
+        self._code = code
+
+    def to_elf(self) -> TinyELF:
+        return self._code
+
+
+@contextlib.contextmanager
+def _own_programs_from_disk() -> Iterator[None]:
+    """The CPU device generates the source of its four own programs whenever it is opened, a sixth of a second
+    for the same bytes. Inside this they come from tinygrad's cache on disk, where compiled code is kept."""
+    from tinygrad.runtime import ops_cpu
+
+    generate = ops_cpu.do_to_program
+
+    def remembered(program: UOp, renderer: Any) -> Any:
+        key = f"{program.key.hex()} {renderer.target!r}"
+        code = diskcache_get("swactor_device_program", key)
+        if not isinstance(code, TinyELF):
+            code = diskcache_put("swactor_device_program", key, generate(program, renderer).to_elf())
+        return _Made(code)
+
+    ops_cpu.do_to_program = remembered
+    try:
+        yield
+    finally:
+        ops_cpu.do_to_program = generate
 
 
 def graph_types() -> frozenset[int]:

@@ -38,10 +38,10 @@ _EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 Entry = list[int]
 
 
-def can_compute(ggml_types: set[int]) -> bool:
-    """Whether matrices of these types are best computed here: each has a kernel, or must be unpacked anyway
-    because the graph cannot read it either."""
-    return all(kind in TYPES or kind not in GRAPH_TYPES for kind in ggml_types)
+def without_kernel(ggml_types: set[int]) -> set[int]:
+    """Those of the types whose matrices are better computed as a graph: no kernel here reads them, and they
+    need not be unpacked as types must be that the graph cannot read either."""
+    return {kind for kind in ggml_types if kind not in TYPES and kind in GRAPH_TYPES}
 
 
 def _packed_bytes(weight: Weight) -> int:
@@ -60,6 +60,7 @@ class NativeEngine:
 
     #: multiplications below which a part costs more to hand over than it saves (about 2 microseconds)
     products_per_part = 1 << 15
+    kernels = "native"
 
     def __init__(
         self,
@@ -142,7 +143,7 @@ class NativeEngine:
     def _vector(self, weight: Weight) -> int:
         """The address of a small vector's values as f32."""
         if weight.ggml_type == F32:
-            return internals.address_of(internals.buffer_of(weight.blob))
+            return weight.address
         return self._constant(unpack_on_host(weight.stored[None, :], weight.ggml_type, weight.elements))
 
     # Lists.
@@ -204,7 +205,7 @@ class NativeEngine:
         rows, columns = weight.shape
         values, block_bytes = BLOCKS[weight.ggml_type]
         row_bytes = columns // values * block_bytes
-        source = internals.address_of(internals.buffer_of(weight.blob))
+        source = weight.address
         parts = self._parts(rows // LANES, rows * row_bytes)
         words = [self._packed[weight.name], source, rows, row_bytes, block_bytes]
         self._team.run(self._team.prepare([[self._kernels.address("pack"), parts, *words]]))
@@ -242,7 +243,7 @@ class NativeEngine:
     ) -> Entry:
         height, columns = weight.shape
         kernel = self._kernels.address(self._product_of(weight.ggml_type), weight.ggml_type)
-        blob = self._packed.get(weight.name) or internals.address_of(internals.buffer_of(weight.blob))
+        blob = self._packed.get(weight.name) or weight.address
         added = 0 if bias is None else self._vector(bias)
         parts = self._parts(height // LANES, height * columns * rows)
         return [kernel, parts, out, x, blob, height, columns, rows, height, added, residual, self._scratch]
@@ -319,7 +320,7 @@ class NativeEngine:
             weight = weights[f"ffn_{name}_exps.weight"]
             kernel = self._kernels.address("experts", weight.ggml_type)
             _, height, columns = weight.shape
-            blob = internals.address_of(internals.buffer_of(weight.blob))
+            blob = weight.address
             parts = self._parts(slots * height // LANES, slots * height * columns)
             shape = [height, columns, rows, p.experts_used, self._chosen]
             return [kernel, parts, out, given, blob, *shape, *last]
@@ -367,7 +368,7 @@ class NativeEngine:
         assert self._embedding is not None
         assert self._team is not None
         ids = np.ascontiguousarray(ids, np.uint32)
-        table = internals.address_of(internals.buffer_of(self._embedding.blob))
+        table = self._embedding.address
         kernel = self._kernels.address("rows", self._embedding.ggml_type)
         out, columns = internals.address_of(self._rows), self.parameters.hidden_dim
         scale = self.parameters.embedding_scale

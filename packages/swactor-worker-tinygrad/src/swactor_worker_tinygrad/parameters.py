@@ -210,6 +210,9 @@ def _local_rope(keys: ModelKeys, family: Family, rope: Rope) -> Rope:
 
 def _windows(keys: ModelKeys, family: Family, layers: int, max_context: int) -> tuple[int, tuple[bool, ...]]:
     """The window, 0 for none, and which layers have it."""
+    if family.ignores_window:
+        keys.raw("attention.sliding_window")
+        return 0, (False,) * layers
     window = keys.whole("attention.sliding_window", family.default_window, least=0)
     if family.window_period is None:
         if 0 < window < max_context:
@@ -222,8 +225,6 @@ def _windows(keys: ModelKeys, family: Family, layers: int, max_context: int) -> 
     if not window:
         keys.raw("attention.sliding_window_pattern")
         return 0, (False,) * layers
-    if family.window_period == 0:
-        return window, (True,) * layers
     pattern = keys.raw("attention.sliding_window_pattern")
     if isinstance(pattern, tuple):
         if len(pattern) != layers or any(item not in (0, 1) for item in pattern):

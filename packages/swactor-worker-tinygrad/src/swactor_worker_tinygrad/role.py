@@ -28,6 +28,8 @@ class Engine(Protocol):
     """What computes a stage's blocks over a few rows at a time; see `graph_engine.GraphEngine`."""
 
     logits: internals.Buffer
+    #: whose kernels these are
+    kernels: str
 
     def count(self, remaining: int) -> int: ...
     def input(self, count: int) -> internals.Buffer: ...
@@ -52,6 +54,7 @@ class ModelStage:
         self._config, self.engine, self._bridge, self._files = config, engine, bridge, files
         self._manifest = config.manifest
         self._row_bytes = config.manifest.hidden_dim * 4
+        self.facts = {"numerics": "exact", "kernels": engine.kernels}
         self._filled = 0
         self._sampler = Sampler(config.sampling, config.manifest.token_count)
         self._output: Allocation | None = None

@@ -12,6 +12,7 @@ import mmap
 import os
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,16 +28,29 @@ ALIGNMENT = 32
 PAGE = mmap.PAGESIZE
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: `blob` is made when it is first asked for, native kernels never do
 class Weight:
-    """`blob` is 1-D uint8 on the device holding values of `ggml_type`, `stored` the same bytes on the host;
-    `shape` is row-major."""
+    """`stored` are the bytes on the host, of values of `ggml_type`; `shape` is row-major. `copy` are the same
+    bytes on a device with memory of its own, 1-D uint8."""
 
     name: str
-    blob: Tensor
     stored: NDArray[np.uint8]
     ggml_type: int
     shape: tuple[int, ...]
+    device: str
+    copy: Tensor | None = None
+
+    @cached_property
+    def blob(self) -> Tensor:
+        """1-D uint8 on the device."""
+        if self.copy is not None:
+            return self.copy
+        return internals.tensor_at_address(self.address, len(self.stored), self.device)
+
+    @property
+    def address(self) -> int:
+        """Where the bytes on the host begin."""
+        return int(self.stored.ctypes.data)
 
     @property
     def elements(self) -> int:
@@ -118,16 +132,16 @@ class WeightFiles:
         if not self._on_host:
             buffer = internals.new_buffer(self.device, len(stored))
             internals.write_bytes(buffer, 0, stored.data)
-            blob = internals.tensor_of(buffer, (len(stored),), internals.UINT8)
+            copy = internals.tensor_of(buffer, (len(stored),), internals.UINT8)
         else:
+            copy = None
             if stored.ctypes.data % ALIGNMENT:
                 # kernels load whole vectors: a file with a smaller alignment is copied
                 stored = _aligned_copy(stored)
             if ggml_type != ref.ggml_type or stored.base is not self._views[ref.path]:
                 self._owned.append(stored)
             stored[::PAGE].max()  # reads the pages now, so that the first token does not wait for the disk
-            blob = internals.tensor_at_address(stored.ctypes.data, len(stored), self.device)
-        return Weight(ref.name, blob, stored, ggml_type, shape)
+        return Weight(ref.name, stored, ggml_type, shape, self.device, copy)
 
     def let_go(self, ref: TensorRef) -> None:
         """Says that the tensor's bytes are not needed soon; reading them again is slower, not wrong."""

@@ -19,8 +19,23 @@ from swactor_core.messages import (
     StageModelFacts,
     StageRuntimeFacts,
 )
-from swactor_core.plan import EdgeKind, RunPlan, StagePlan
+from swactor_core.plan import EdgeKind, RunPlan, SamplingPolicy, StagePlan
 from swactor_core.specs import RingDirection
+from swactor_core.spi.loader import StageManifest
+from swactor_core.spi.worker import StageConfig
+
+
+def stage_config(provision: ProvisionStage, manifest: StageManifest) -> StageConfig:
+    """What the worker of this stage is configured with; `manifest` is that of its layers."""
+    return StageConfig(
+        manifest=manifest,
+        max_context=provision.model.max_seq_len,
+        prefill_chunk=provision.runtime.prefill_chunk,
+        input_spec=provision.inbound.object_spec,
+        output_spec=provision.outbound.object_spec,
+        sampling=provision.runtime.sampling or SamplingPolicy(),
+        token_output_policy=provision.runtime.token_output_policy,
+    )
 
 
 def provision_stage(plan: RunPlan, stage: StagePlan, *, prefill_chunk: int) -> ProvisionStage:

@@ -208,8 +208,9 @@ class StageController(Machine[StageState]):
         if not self._of_this_run(event):
             return S.PREPARING, ()
         self._weights_ready = True
+        self._steps.configured(event)
         target, actions = self._if_ready()
-        return target, (Emit(EventName.WEIGHTS_LOADED, {}), *actions)
+        return target, (Emit(EventName.WEIGHTS_LOADED, dict(event.facts)), *actions)
 
     def _edge_ready(self, event: EdgeReady, now: float) -> Outcome[StageState]:
         self._ready_edges.add(event.edge_id)
@@ -393,6 +394,5 @@ class StageController(Machine[StageState]):
     def _stopped_report(self) -> tuple[Action, ...]:
         plan = self.provisioned
         stopped = StageStopped(plan.run_id, plan.stage_index, self._steps.stats, self._teardown.unproven)
-        return Emit(EventName.STAGE_STOPPED, {"unproven": list(self._teardown.unproven)}), Send(
-            ORCHESTRATOR, stopped
-        )
+        said = Emit(EventName.STAGE_STOPPED, {"unproven": list(self._teardown.unproven)})
+        return said, Send(ORCHESTRATOR, stopped)

@@ -6,7 +6,7 @@ Sequence s goes in and s comes out; rows of a prefill move the position on by th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swactor_core.events import EventName
 from swactor_core.faults import FaultReason, StepFailure
@@ -19,6 +19,7 @@ from swactor_core.messages import (
     ObjectProduced,
     OutputBinding,
     ProvisionStage,
+    RoleConfigured,
     StageStats,
     StepCompleted,
     StepRuntime,
@@ -48,6 +49,10 @@ class StageSteps:
     stats: StageStats = _NO_STATS
     _position: int = 0
     _rows: int = 0
+
+    def configured(self, role: RoleConfigured) -> None:
+        """What the role says of itself goes into the stage's figures."""
+        self.stats = replace(self.stats, facts=role.facts)
 
     def begin(self, plan: ProvisionStage, loaded: ObjectLoaded, output_ring: RingId) -> ExecuteStep:
         """The one step for this object, whose sequence is the expected one."""
@@ -93,10 +98,11 @@ class StageSteps:
         """The step is through."""
         sequence = self.expected
         prefill = completed.compute_seconds if sequence == 0 else 0.0
-        self.stats = StageStats(
-            self.stats.steps + 1,
-            self.stats.prefill_seconds + prefill,
-            self.stats.decode_seconds + completed.compute_seconds - prefill,
+        self.stats = replace(
+            self.stats,
+            steps=self.stats.steps + 1,
+            prefill_seconds=self.stats.prefill_seconds + prefill,
+            decode_seconds=self.stats.decode_seconds + completed.compute_seconds - prefill,
         )
         self.expected = Sequence(sequence + 1)
         self._position += self._rows

@@ -198,7 +198,7 @@ class WorkerMachine(Machine[WorkerState]):
         if self._held.role is not None:
             raise self.invalid(event)
         self._held.role = event.role_id
-        return S.RUNNING, (Send(CTL, RoleConfigured(event.role_id)),)
+        return S.RUNNING, (Send(CTL, RoleConfigured(event.role_id, event.facts)),)
 
     def _on_role_rejected(self, event: RoleRejected, now: float) -> Outcome[WorkerState]:
         return S.RUNNING, (Send(CTL, RoleFailed(event.role_id, event.reason, event.detail)),)

@@ -6,7 +6,7 @@ Data only. The events that are not here are the worker commands (`messages.py`) 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -53,7 +53,10 @@ class InitializeFailed:
 
 @dataclass(frozen=True, slots=True)
 class RoleBuilt:
+    """`facts` as in `StageRole.facts`."""
+
     role_id: RoleId
+    facts: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

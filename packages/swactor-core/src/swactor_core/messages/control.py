@@ -118,11 +118,13 @@ class StopRun:
 
 @dataclass(frozen=True, slots=True)
 class StageStats:
-    """Seconds of worker compute, split by prefill (sequence 0) and decode, over `steps` steps."""
+    """Seconds of worker compute, split by prefill (sequence 0) and decode, over `steps` steps; `facts` are
+    how the role computed, as in `StageRole.facts`."""
 
     steps: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    facts: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -58,7 +58,10 @@ class RoleProgress:
 
 @dataclass(frozen=True, slots=True)
 class RoleConfigured:
+    """`facts` say how the role computes, as in `StageRole.facts`."""
+
     role_id: RoleId
+    facts: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,13 +21,12 @@ from swactor_core.events import EventName
 from swactor_core.faults import Component, Fault, FaultReason, ModelFailure
 from swactor_core.fsm import Effect, Send
 from swactor_core.ids import NodeId, node_hex
-from swactor_core.machines.provisioning import impossible
+from swactor_core.machines.provisioning import impossible, stage_config
 from swactor_core.machines.stage import StageController, StageState
 from swactor_core.machines.stage_effects import ModelFetch, ModelOpened, ModelRefused, OpenModel
 from swactor_core.messages import Address, ProvisionStage, StageFault, StageStopped, StopRun
 from swactor_core.node.data_plane import DataPlane
 from swactor_core.observe.bus import EventBus
-from swactor_core.plan import SamplingPolicy
 from swactor_core.spi.loader import Loader
 from swactor_core.spi.worker import StageConfig
 
@@ -199,15 +198,7 @@ class StageHost:
                 )
             manifest = model.manifest(*layers)
             model.fetch(*layers, progress=progress)
-            config = StageConfig(
-                manifest=manifest,
-                max_context=provision.model.max_seq_len,
-                prefill_chunk=provision.runtime.prefill_chunk,
-                input_spec=provision.inbound.object_spec,
-                output_spec=provision.outbound.object_spec,
-                sampling=provision.runtime.sampling or SamplingPolicy(),
-                token_output_policy=provision.runtime.token_output_policy,
-            )
+            config = stage_config(provision, manifest)
         finally:
             model.close()
         dumped: dict[str, Any] = _STAGE_CONFIG.dump_python(config, mode="json")

@@ -7,7 +7,7 @@ worker process on the one device thread; every method here is called from that t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -86,6 +86,11 @@ class DeviceBridge(Protocol):
 
 class StageRole(Protocol):
     """One configured stage: weights bound, KV cache allocated, kernels warm."""
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """How this role computes, a few short words for the result of a run: `numerics` is `exact` where
+        weights mean what dequantising them means and activations are f32, `kernels` whose they are."""
 
     def execute(self, step: StepInput, should_abort: Callable[[], bool]) -> tuple[Any, int]:
         """Runs one step over the input's rows and returns (allocation, extent) of the output object.

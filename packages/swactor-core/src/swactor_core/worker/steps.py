@@ -97,7 +97,7 @@ class StageHost:
         except SwactorError as error:
             return RoleRejected(role_id, RoleFailure.BACKEND_ERROR, describe(error))
         reports.finish()
-        return RoleBuilt(role_id)
+        return RoleBuilt(role_id, dict(self._role.facts))
 
     def run(self, step: StepInput, should_abort: Callable[[], bool]) -> StepComputed | StepRaised:
         """One step; its output stays in `output` until the next call."""

@@ -86,6 +86,12 @@ INLINE floats capped(floats x, float cap) {
   return cap - 2.0f * cap / (e + 1.0f);
 }
 
+/* Asks for share `index` of `count` of the memory that is read next, while others are computed with. */
+INLINE void fetch_share(const uint8_t *p, u64 size, u64 index, u64 count) {
+  const u64 lines = (size + 63) / 64;
+  for (u64 i = lines * index / count; i < lines * (index + 1) / count; i++) __builtin_prefetch(p + i * 64, 0, 2);
+}
+
 /* Part `part` of `count` units: [*first, *last). */
 INLINE void share(u64 count, u64 part, u64 parts, u64 *first, u64 *last) {
   *first = count * part / parts;

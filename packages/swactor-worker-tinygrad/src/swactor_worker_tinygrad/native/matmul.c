@@ -41,8 +41,12 @@ INLINE void many_tokens(const struct product *p, float *panel, u64 row, int rows
       }
     }
   }
+  const uint8_t *next = p->weight + (row + rows) * stride;
   u64 token = 0;
-  for (; token + TILE <= p->tokens; token += TILE) tile(p, panel, row, rows, token, TILE);
+  for (; token + TILE <= p->tokens; token += TILE) {
+    fetch_share(next, rows * stride, token / TILE, p->tokens / TILE);
+    tile(p, panel, row, rows, token, TILE);
+  }
   for (; token < p->tokens; token++) tile(p, panel, row, rows, token, 1);
 }
 

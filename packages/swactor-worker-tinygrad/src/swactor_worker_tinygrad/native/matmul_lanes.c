@@ -114,7 +114,10 @@ INLINE void many_tokens(const struct product *p, float *panel, u64 row) {
       }
     }
   u64 token = 0;
-  for (; token + TILE <= p->tokens; token += TILE) tile(p, panel, scales, row, token, TILE);
+  for (; token + TILE <= p->tokens; token += TILE) {
+    fetch_share(w, blocks * BLOCK_BYTES * LANES, token / TILE, p->tokens / TILE);
+    tile(p, panel, scales, row, token, TILE);
+  }
   for (; token < p->tokens; token++) tile(p, panel, scales, row, token, 1);
 }
 
