@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -96,8 +97,6 @@ def test_the_contract_sees_the_rooms_and_a_breach() -> None:
 
 
 def test_importing_the_machines_and_the_vocabulary_loads_no_plugin_and_no_heavy_library() -> None:
-    import subprocess
-
     modules = ", ".join(f"swactor_core.machines.{path.stem}" for path in MACHINES if path.stem != "__init__")
     code = f"import sys, {modules}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
     done = subprocess.run(
@@ -107,3 +106,15 @@ def test_importing_the_machines_and_the_vocabulary_loads_no_plugin_and_no_heavy_
     assert "swactor_core" in loaded
     assert not loaded & {"tinygrad", "aioquic", "tokenizers", "numpy", "gguf", "httpx", "typer", "asyncio"}
     assert not {name for name in loaded if name.startswith("swactor_")} - {"swactor_core"}
+
+
+@pytest.mark.parametrize(
+    "module", ["node.__main__", "worker.__main__", "orchestrator.session", "orchestrator.local_pool"]
+)
+def test_what_every_process_imports_at_its_start_is_light(module: str) -> None:
+    code = f"import sys, swactor_core.{module}; print(*sorted(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert not loaded & {"tinygrad", "aioquic", "tokenizers", "numpy", "gguf", "httpx2", "typer", "jinja2"}

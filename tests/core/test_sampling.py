@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from swactor_core.errors import UndecidableLogits
 from swactor_core.plan import SamplingPolicy
-from swactor_core.sampling import Sampler, UndecidableLogits
+from swactor_core.sampling import Sampler
 
 
 def row(*values: float) -> np.ndarray:

@@ -63,3 +63,7 @@ class RingError(SwactorError):
     ) -> None:
         super().__init__(message, hint=hint)
         self.reason = reason
+
+
+class UndecidableLogits(SwactorError):
+    """A logit is not a number, or no token is left to choose from."""

@@ -14,15 +14,11 @@ from collections import Counter, deque
 import numpy as np
 from numpy.typing import NDArray
 
-from swactor_core.errors import SwactorError
+from swactor_core.errors import UndecidableLogits
 from swactor_core.plan import SamplingPolicy
 
 Row = NDArray[np.float64]
 Ids = NDArray[np.intp]
-
-
-class UndecidableLogits(SwactorError):
-    """A logit is not a number, or no token is left to choose from."""
 
 
 class Sampler:

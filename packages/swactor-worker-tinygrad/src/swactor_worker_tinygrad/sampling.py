@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 from swactor_core import sampling
+from swactor_core.errors import UndecidableLogits
 from swactor_core.faults import StepFailure
 from swactor_core.spi.worker import StepError
 
@@ -17,5 +18,5 @@ class Sampler(sampling.Sampler):
         """As the core's. Raises StepError."""
         try:
             return super().pick(logits)
-        except sampling.UndecidableLogits as error:
+        except UndecidableLogits as error:
             raise StepError(StepFailure.TINYGRAD_ERROR, error.message) from error

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swactor_core.actors import ActorSystem, MachineActor
-from swactor_core.errors import RingError
+from swactor_core.errors import RingError, UndecidableLogits
 from swactor_core.faults import Component, RingFaultReason
 from swactor_core.fsm import Effect
 from swactor_core.ids import ObjectId, RingId, WorkerGeneration
@@ -38,10 +38,12 @@ from swactor_core.messages import (
 )
 from swactor_core.node.data_plane import DRIVER, ESTABLISHER, DataPlane
 from swactor_core.observe.bus import EventBus
-from swactor_core.sampling import Sampler, UndecidableLogits
 from swactor_core.specs import ObjectSpec, RingDirection
 from swactor_core.wire import ObjectHeader
 from swactor_core.worker.rings import DeviceObjects, EgressEnd, IngressEnd
+
+if TYPE_CHECKING:
+    from swactor_core.sampling import Sampler
 
 ENDPOINT = Address(Component.TOKEN_ENDPOINT)
 RING_HOST = Address(Component.TOKEN_ENDPOINT, 1)

@@ -65,7 +65,6 @@ from swactor_core.orchestrator.links import POOL, NodeLink
 from swactor_core.plan import GgufSource, RunPlan, SamplingPolicy, TokenOutputPolicy
 from swactor_core.planner import EdgeIdAllocator, NodeCapacity, RuntimeChoices, plan_run
 from swactor_core.plugins import Plugins
-from swactor_core.sampling import Sampler
 from swactor_core.spi.loader import ModelFacts
 from swactor_core.spi.membership import Member, Membership, MembershipContext, MemberState
 from swactor_core.spi.provider import Kind
@@ -322,6 +321,8 @@ class Orchestrator:
         self._pool_gate, self._run = gate, run
         sampler = None
         if request.token_output_policy is TokenOutputPolicy.LOGITS:
+            from swactor_core.sampling import Sampler  # numpy takes long to import, and logits seldom travel
+
             sampler = Sampler(request.sampling.after(request.prompt), request.token_count)
         EndpointAdapter(
             self.system, self.bus, self._rings, sampler=sampler, on_logits=on_logits, enough=listener.enough
