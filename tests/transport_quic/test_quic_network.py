@@ -186,10 +186,10 @@ async def test_bulk_survives_loss_over_ipv6(make_node, make_relay, flow, pattern
     print("seed", seed)
     settings = {"host": "::1", "datagram_size": datagram_size, "loss_after": 20.0, "idle_timeout": 60.0}
     left, right = await make_node("left", **settings), await make_node("right", **settings)
-    relay = make_relay(right, seed=seed, loss=0.05, repeat=0.05, reorder=0.05)
+    relay = make_relay(right, seed=seed, loss=0.2, repeat=0.05, reorder=0.05)
     left.transport.set_peer(right.peer(port=relay.port))
     sender, reader = await left.edge_to(right)
-    data = pattern(seed, 256 * 1024)
+    data = pattern(seed, 512 * 1024)
     received, _ = await asyncio.gather(
         flow.read_exactly(reader, len(data), granted=128 * 1024), flow.send_all(sender, data)
     )
