@@ -278,6 +278,22 @@ class TestKeepsTheMemoryOfClosedRoles(Wrong):
 # --- steps ---
 
 
+@caught_by("test_a_role_says_in_words_how_it_computes", "the facts are only")
+class TestKeepsItsKernelsToItself(Wrong):
+    class role(Around):
+        @property
+        def facts(self) -> dict[str, str]:
+            return {"numerics": "exact"}
+
+
+@caught_by("test_a_role_says_in_words_how_it_computes", "is no short word")
+class TestSaysNumbersForWords(Wrong):
+    class role(Around):
+        @property
+        def facts(self) -> dict[str, Any]:
+            return {"numerics": 32, "kernels": "echo"}
+
+
 @caught_by(SAME, "the second run differs|StepError|holds \\d+ rows")
 class TestPrefillKeepsTheContext(Wrong):
     class role(Around):

@@ -106,7 +106,7 @@ class RemoteFile:
                     hint=f"end it, or set SWACTOR_CACHE_DIR to another folder (its file: {self.path})",
                     cause=ModelFailure.CACHE_UNUSABLE,
                 )
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_S)  # a lock of the kernel's wakes nobody who also has to look at a clock
         progress(total, total)
         self._verify()
 

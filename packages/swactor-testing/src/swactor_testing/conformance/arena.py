@@ -52,7 +52,7 @@ digest, count, until = hashlib.sha256(), 0, time.monotonic() + 20
 while count < int(expected) and time.monotonic() < until:
     span = ring.readable_span()
     if not len(span):
-        time.sleep(0)
+        time.sleep(0)  # how this arena's hints travel is not known here
         continue
     digest.update(span)
     count += len(span)

@@ -70,6 +70,21 @@ class StageContract(DeviceContract):
             stages.close()
             stages.close()
 
+    def test_a_role_says_in_words_how_it_computes(self, backend: WorkerBackend) -> None:
+        """`StageRole.facts`: a few short words for the result of a run, its numerics and kernels among them,
+        for as long as the role lives."""
+        config = stage_of(self.capabilities, 0, self.capabilities.num_layers)
+        role = backend.configure(config, progress=lambda report: None, should_abort=never)
+        try:
+            facts = dict(role.facts)
+            assert {"numerics", "kernels"} <= set(facts), f"the facts are only {sorted(facts)}"
+            for word in (*facts, *facts.values()):
+                short = isinstance(word, str) and 0 < len(word) <= 40
+                assert short, f"{word!r} is no short word"
+            assert dict(role.facts) == facts
+        finally:
+            role.close()
+
     # --- steps ---
 
     def test_the_same_prompt_gives_the_same_tokens(self, backend: WorkerBackend) -> None:
