@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 from swactor_arena import memory
@@ -57,22 +58,33 @@ print(len(rings) + 1)
 MOUNT = 'mount -t tmpfs -o size=2m none "$1" && exec "$2" -c "$3" "$1" "$4"'
 
 
+NAMESPACES = (
+    ["unshare", "--mount"],  # root may; also where user namespaces are refused, as in a chroot
+    ["unshare", "--user", "--map-root-user", "--mount"],
+)
+
+
+@cache
+def namespace() -> list[str] | None:
+    """The command that runs another where it may mount, None where this machine allows none."""
+    if shutil.which("unshare") is None:
+        return None
+    for command in NAMESPACES:
+        probe = [*command, "mount", "-t", "tmpfs", "none", "/mnt"]
+        if subprocess.run(probe, capture_output=True).returncode == 0:
+            return command
+    return None
+
+
 def in_a_small_memory(folder: str, mode: str) -> subprocess.CompletedProcess[str]:
     """FULL on a tmpfs of 2 MiB in a mount namespace of its own."""
-    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", MOUNT, "sh"]
+    command = [*(namespace() or ()), "sh", "-c", MOUNT, "sh"]
     return subprocess.run(
         [*command, folder, sys.executable, FULL, mode], capture_output=True, text=True, timeout=60
     )
 
 
-def mounts_are_refused() -> bool:
-    probe = ["unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
-    return shutil.which("unshare") is None or subprocess.run(probe, capture_output=True).returncode != 0
-
-
-needs_mounts = pytest.mark.skipif(
-    mounts_are_refused(), reason="no mounts in a user namespace on this machine"
-)
+needs_mounts = pytest.mark.skipif(namespace() is None, reason="no mounts in a namespace on this machine")
 
 
 @needs_mounts
