@@ -5,7 +5,7 @@
 #else
 #define PANEL 2
 #endif
-#define AHEAD 4096 /* bytes: a page, because the processor's own prefetching ends with the page */
+#define PAGE 4096 /* bytes: where the processor's own prefetching ends */
 #define GROUP_VALUES 32
 
 struct product {
@@ -41,14 +41,14 @@ INLINE void finish(const struct product *p, u64 token, u64 row, float value) {
   p->out[at] = value;
 }
 
-/* Panels lie one behind the other: what is read a page later is asked for in the order of the file. */
+/* Panels lie one behind the other: what is read a panel or a page later is asked for in the order of the file. */
 INLINE void fetch_ahead(const uint8_t *p, int size) {
   for (int at = 0; at < size; at += 64) __builtin_prefetch(p + at, 0, 3);
 }
 
 INLINE void one_token(const struct product *p, u64 row, int count) {
   const u64 stride = row_bytes(p->columns), blocks = p->columns / (GROUP_VALUES * GROUPS);
-  const uint8_t *w = p->weight + row * stride, *ahead = w + AHEAD;
+  const uint8_t *w = p->weight + row * stride, *ahead = w + (PANEL * stride > PAGE ? PANEL * stride : PAGE);
   const float *x = p->x;
   floats total[PANEL];
   for (int k = 0; k < count; k++) total[k] = (floats){0};
