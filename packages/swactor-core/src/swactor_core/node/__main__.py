@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -42,6 +43,7 @@ def main() -> int:
         fault = asyncio.run(
             serve(settings, plugins, stop_on=(signal.SIGTERM,), lifeline=stdin, on_built=built.append)
         )
+        gc.freeze()  # the process ends: nothing that it made need be walked over once more
     except SwactorError as error:
         report(f"{error.message}{f' ({error.hint})' if error.hint else ''}")
         return 1

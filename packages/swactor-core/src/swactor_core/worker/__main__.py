@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from swactor_core.errors import ResourceError
+from swactor_core.messages import RoleConfigured, WorkerReady
 from swactor_core.plugins import Plugins, load_plugins
 from swactor_core.spi.arena import ArenaPlugin, ArenaView
 from swactor_core.spi.provider import Kind
@@ -33,6 +35,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one worker until its exit code is known."""
+    gc.disable()  # what a start makes stays: it is walked over neither now nor later, see `_Process.emit`
     options = _parser().parse_args(arguments)
     if not _die_with_parent(options.parent_pid):
         sys.stderr.write("worker: the node that started this process is not its parent any more\n")
@@ -47,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A library's exit handler or thread must not hold up a process that has already failed.
         sys.stderr.flush()
         os._exit(code)
+    gc.freeze()  # nor at the end: the system takes memory back at once
     return code
 
 
@@ -79,11 +83,17 @@ class _Process:
             arena=self._arena,
             attach=_attach,
             backend=self._backend,
-            emit=self._writer.emit,
+            emit=self.emit,
             flush=self._writer.flush,
             should_abort=lambda: self._writer.lost or self._reader.should_abort(),
         )
         return Harness(surroundings)
+
+    def emit(self, event: object) -> None:
+        self._writer.emit(event)
+        if isinstance(event, WorkerReady | RoleConfigured):
+            gc.freeze()
+            gc.enable()
 
     def _loaded(self) -> Plugins:
         if self._plugins is None:

@@ -1,0 +1,38 @@
+"""The worker's process and Python's garbage collector: off while it starts, on while it runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+PROGRAM = """
+import gc, json, sys
+from swactor_core.ids import RoleId, WorkerGeneration
+from swactor_core.messages import RoleConfigured, WorkerReady
+from swactor_core.worker import __main__ as worker
+from swactor_core.worker.adapter import CommandReader, EventWriter
+
+seen = []
+def serve(harness, reader, writer):
+    outside = harness._outside
+    for event in (None, WorkerReady(1, WorkerGeneration(1), 1, {}), RoleConfigured(RoleId("r"))):
+        if event is not None:
+            outside.emit(event)
+        seen.append((gc.isenabled(), gc.get_freeze_count() > 0))
+    writer.flush()
+    return worker.ExitCode.STOPPED
+worker.serve = serve
+code = worker.main(["--worker", "none", "--arena", "none"])
+print(json.dumps([code, seen]), file=sys.stderr)
+"""
+
+
+def test_a_start_is_not_walked_over_and_a_run_is_collected() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    code, seen = json.loads(done.stderr.splitlines()[-1])
+    assert code == 0
+    assert seen == [[False, False], [True, True], [True, True]], (
+        "before WorkerReady, after it, after RoleConfigured"
+    )
