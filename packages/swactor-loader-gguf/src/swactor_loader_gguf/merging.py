@@ -31,7 +31,7 @@ from swactor_loader_gguf.vocabulary import (
 
 SPACE_MARK = "▁"  # U+2581 stands for a space in vocabularies that come from SentencePiece
 _NEVER_MERGED = (TokenType.CONTROL, TokenType.UNKNOWN)
-# Holds the place of a character that the vocabulary lacks, so that nothing merges across it. No token is empty.
+# Stands for a character that the vocabulary lacks, so that nothing merges across it. No token is empty.
 _GAP = ""
 
 

@@ -38,8 +38,8 @@ _END_TEXTS = (
     "<｜end▁of▁sentence｜>",
     "[e~[",
 )
-# Each with the text that begins what it ends. llama.cpp ends at these whatever their type is; where neither of
-# a pair is a control token they are ordinary text, such as HTML.
+# Each with the text that begins what it ends. llama.cpp ends at these whatever their type is; where neither
+# of a pair is a control token they are ordinary text, such as HTML.
 _END_OF_PAIR = {"</s>": "<s>", "<eos>": "<bos>", "[EOS]": "[BOS]"}
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Tokens of code completion that end a generation, by key or else by text.

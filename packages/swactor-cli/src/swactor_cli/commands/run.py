@@ -33,7 +33,7 @@ from swactor_cli.keys import orchestrator_key_file
 from swactor_cli.models import open_model, tokenizer_of
 from swactor_cli.output import Output, OutputLost
 from swactor_cli.progress import Display
-from swactor_cli.prompts import prompt_ids_of
+from swactor_cli.prompts import check_text, prompt_ids_of
 from swactor_cli.sampling_options import fitted
 from swactor_cli.side_files import SideFiles
 from swactor_cli.statistics import statistics, summary
@@ -138,6 +138,8 @@ def _request(options: RunOptions, model: Model, tokenizer: Tokenizer | None, uri
     )
     if options.stops and tokenizer is None:
         raise UsageError("--stop was given, and the model has no vocabulary", hint="leave --stop out")
+    for stop in options.stops:
+        check_text("--stop", stop)
     suppressed = tokenizer.suppressed if tokenizer is not None else frozenset()
     ends = tokenizer.end_of_generation if tokenizer is not None and not options.ignore_eos else frozenset()
     return RunRequest(
