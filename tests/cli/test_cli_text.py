@@ -101,6 +101,13 @@ def test_what_a_vocabulary_does_not_allow(call: Any, case: str) -> None:
     assert words in said.err
 
 
+@pytest.mark.parametrize(("options", "noted"), [((), True), (("--raw",), False), (("--quiet",), False)])
+def test_a_model_without_chat_template_is_said(call: Any, options: tuple[str, ...], noted: bool) -> None:
+    said = call("run", "demo", *MOCKS, "--prompt", "hello", "--max-tokens", "1", *options)
+    assert said.code == 0
+    assert ("no chat template: the prompt goes to it as it is" in said.err) is noted
+
+
 def answered(call: Any, *options: Any) -> dict[str, Any]:
     said = call("run", "demo", *MOCKS, "--prompt", "hello", "--json", *options)
     assert said.code == 0, said

@@ -93,6 +93,9 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         tokenizer = tokenizer_of(model, options.pre)
         local = file is None
         request = _request(options, model, tokenizer, _uri(path, options.model, local=local))
+        bare = tokenizer is not None and not tokenizer.has_chat_template
+        if bare and options.prompt is not None and not options.raw:
+            output.note("the model has no chat template: the prompt goes to it as it is")
         answer = Answer(tokenizer.stream() if tokenizer is not None else None, options.stops)
         nodes = (2 if options.nodes is None else options.nodes) if file is None else len(file.cluster.nodes)
         positions = _check_plan(request, nodes, output)
