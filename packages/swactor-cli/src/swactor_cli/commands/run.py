@@ -94,7 +94,8 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         local = file is None
         request = _request(options, model, tokenizer, _uri(path, options.model, local=local))
         bare = tokenizer is not None and not tokenizer.has_chat_template
-        if bare and options.prompt is not None and not options.raw:
+        watched = not output.json_lines or output.interactive
+        if watched and bare and options.prompt is not None and not options.raw:
             output.note("the model has no chat template: the prompt goes to it as it is")
         answer = Answer(tokenizer.stream() if tokenizer is not None else None, options.stops)
         nodes = (2 if options.nodes is None else options.nodes) if file is None else len(file.cluster.nodes)
