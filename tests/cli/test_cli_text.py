@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from swactor_cli.answer import Answer
+from swactor_cli.prompts import prompt_ids_of
 from swactor_cli.sampling_options import BAN, fitted, sampling_policy
 from swactor_core.errors import UsageError
 from swactor_core.plan import SamplingPolicy
@@ -40,6 +42,14 @@ REFUSED = {
     "bias too sure": ([*IDS, "--logit-bias", "5=inf"], ["'5=inf'"]),
     "bias twice": ([*IDS, "--logit-bias", "5=1", "--logit-bias", "5=2"], ["the token 5 twice"]),
     "bias outside": ([*IDS, "--logit-bias", "160=1"], ["160 is outside the vocabulary of 160"]),
+    "bias of a token in 5000 digits": ([*IDS, "--logit-bias", "9" * 5000 + "=1"], ["'99999"]),
+    "bias too large": ([*IDS, "--logit-bias", "5=1e300"], ["'5=1e300'", "at most 1e+09"]),
+    "penalty too large": ([*IDS, "--presence-penalty", "-1e10"], ["--presence-penalty is -1e+10"]),
+    "heat too large": ([*IDS, "--temperature", "1e300"], ["--temperature is 1e+300"]),
+    "an id of 5000 digits": (["--prompt-ids", "9" * 5000], ["'99999", "not a token id"]),
+    "an id in other digits": (["--prompt-ids", "1,\N{ARABIC-INDIC DIGIT THREE}"], ["not a token id"]),
+    "an id left out": (["--prompt-ids", "1,,2"], ["'' is not a token id", "1,2,3"]),
+    "no ids": (["--prompt-ids", " , "], ["--prompt-ids is empty"]),
     "stop without vocabulary": ([*IDS, "--stop", "x"], ["--stop", "no vocabulary"]),
     "pre without vocabulary": ([*IDS, "--pre", "gpt-2"], ["--pre", "no vocabulary"]),
     "system and ids": ([*IDS, "--system", "x"], ["--system and --prompt-ids exclude each other"]),
@@ -65,7 +75,22 @@ REFUSED_ON_MOCKS = {
     "no template": (["--system", "x"], "no chat template"),
     "system and raw": (["--system", "x", "--raw"], "--system and --raw exclude each other"),
     "pre": (["--pre", "gpt-2"], "no pre-tokenizer"),
+    "a stop that is no UTF-8": (["--stop", "a\udcff"], "--stop is not valid UTF-8 behind 1 characters"),
+    "a prompt that is no UTF-8": (["--prompt", "\udcff"], "--prompt is not valid UTF-8"),
 }
+
+
+CHAT = SimpleNamespace(has_chat_template=True, chat_ids=lambda messages: [1, len(messages)])
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\t\u3000"])
+def test_a_message_of_white_space_is_empty(text: str) -> None:
+    facts: Any = SimpleNamespace(vocab_size=9)
+    tokenizer: Any = CHAT
+    with pytest.raises(UsageError, match="--prompt is empty"):
+        prompt_ids_of(text, None, raw=False, facts=facts, tokenizer=tokenizer)
+    ids = prompt_ids_of("x", None, raw=False, facts=facts, tokenizer=tokenizer, system="y")
+    assert ids == (1, 2)
 
 
 @pytest.mark.parametrize("case", REFUSED_ON_MOCKS)
@@ -74,6 +99,13 @@ def test_what_a_vocabulary_does_not_allow(call: Any, case: str) -> None:
     said = call("run", "demo", *MOCKS, "--prompt", "hello", *options)
     assert (said.code, said.out) == (2, "")
     assert words in said.err
+
+
+@pytest.mark.parametrize(("options", "noted"), [((), True), (("--raw",), False), (("--quiet",), False)])
+def test_a_model_without_chat_template_is_said(call: Any, options: tuple[str, ...], noted: bool) -> None:
+    said = call("run", "demo", *MOCKS, "--prompt", "hello", "--max-tokens", "1", *options)
+    assert said.code == 0
+    assert ("no chat template: the prompt goes to it as it is" in said.err) is noted
 
 
 def answered(call: Any, *options: Any) -> dict[str, Any]:

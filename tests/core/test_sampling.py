@@ -3,8 +3,11 @@ penalties, bias, seeds, bad numbers."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,10 +92,26 @@ LOGITS = [1.2, 2.0, 0.3, -0.5, -1.0, 0.9, -2.0, 1.1]
 def test_draws_have_the_shares_of_a_plain_computation(name: str) -> None:
     """The sampler begins anew before each draw, so that penalties never see one. A share of 8000 draws is
     within five standard deviations."""
-    policy = CASES[name]
-    expected = plainly(LOGITS, policy)
+    drawn_as(row(*LOGITS), CASES[name], plainly(LOGITS, CASES[name]))
+
+
+LLAMA_CPP = json.loads((Path(__file__).parents[1] / "data/sampling.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("case", LLAMA_CPP, ids=range(len(LLAMA_CPP)))
+def test_draws_have_the_shares_that_llama_cpps_samplers_leave(case: dict[str, Any]) -> None:
+    """logit_bias, penalties, top_k, top_p, min_p and temp in a chain of llama.cpp's, in this order."""
+    lists = {name: tuple(map(_fixed, value)) for name, value in case["policy"].items() if type(value) is list}
+    policy = SamplingPolicy(**case["policy"] | lists)
+    drawn_as(row(*case["logits"]), policy, dict(case["shares"]))
+
+
+def _fixed(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def drawn_as(logits: np.ndarray, policy: SamplingPolicy, expected: dict[int, float]) -> None:
     count = 8000
-    logits = row(*LOGITS)
     generator = np.random.default_rng(7)
     sampler = Sampler(policy, 0)
     counted: Counter[int] = Counter()
@@ -176,6 +195,21 @@ def test_masked_logits_are_never_drawn() -> None:
 
 def test_a_tiny_temperature_is_greedy_and_does_not_overflow() -> None:
     assert set(shares(SamplingPolicy(temperature=1e-6), row(1000, 999, -1000), count=200)) == {0}
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        SamplingPolicy(temperature=5e-324),
+        SamplingPolicy(temperature=1.0, min_p=1.5),
+        SamplingPolicy(temperature=1.0, min_p=5e-324, top_p=1e-300),
+        SamplingPolicy(temperature=0.1, logit_bias=((1, 1e308), (0, -1e308))),
+        SamplingPolicy(temperature=1.0, repeat_penalty=1e-300, history=(1,)),
+        SamplingPolicy(temperature=1.0, frequency_penalty=-1e308, history=(1, 1, 1)),
+    ],
+)
+def test_extreme_policies_leave_the_likeliest(policy: SamplingPolicy) -> None:
+    assert Sampler(policy, 0).pick(row(1.0, 2.0, -math.inf, -3.0)) == 1
 
 
 def test_top_k_keeps_exactly_k_in_order_of_id() -> None:

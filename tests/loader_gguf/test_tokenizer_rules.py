@@ -229,6 +229,60 @@ def test_an_end_token_of_the_wrong_type_is_still_a_control_token(tokenizer_of):
     assert tokenizer.stream().push(256) == ""
 
 
+@pytest.mark.parametrize(
+    ("begin", "end", "control"),
+    [(CONTROL, USER_DEFINED, True), (CONTROL, NORMAL, True), (NORMAL, CONTROL, True), (NORMAL, NORMAL, False),
+     (USER_DEFINED, USER_DEFINED, False)],
+)  # fmt: skip
+def test_an_html_tag_ends_nothing_and_half_of_a_pair_of_control_tokens_does(
+    tokenizer_of, begin, end, control
+):
+    tokenizer = tokenizer_of(extra=[("<s>", begin), ("</s>", end)])
+    assert (257 in tokenizer.end_of_generation) is control
+    assert (257 in tokenizer.encode("a</s>")) is (end == USER_DEFINED and not control)
+
+
+@pytest.mark.parametrize("key", [None, "fim_mid_token_id", "middle_token_id"])
+def test_tokens_of_code_completion_are_control_tokens_unless_a_key_names_others(tokenizer_of, raw, key):
+    keys = [] if key is None else [raw.u32(f"tokenizer.ggml.{key}", 257)]
+    tokenizer = tokenizer_of(extra=[("<fim_middle>", USER_DEFINED), ("<mid>", CONTROL)], keys=keys)
+    assert (tokenizer.encode("<fim_middle>") == [256]) is (key is not None)
+    assert tokenizer.encode("<fim_middle>", special=True) == [256]
+
+
+def test_a_key_of_code_completion_that_points_at_ordinary_text_makes_no_control_token_of_it(
+    tokenizer_of, raw
+):
+    tokenizer = tokenizer_of(keys=[raw.u32("tokenizer.ggml.fim_pad_token_id", ord("x"))])
+    assert tokenizer.encode("x") == [ord("x")]
+    assert ord("x") in tokenizer.end_of_generation
+    assert tokenizer.stream().push(ord("x")) == "x"
+
+
+def test_nothing_merges_across_a_character_that_the_vocabulary_lacks(raw, tmp_path):
+    path = tmp_path / "vocabulary.gguf"
+    path.write_bytes(
+        raw.file(
+            [
+                raw.text("tokenizer.ggml.model", "gpt2"),
+                raw.text("tokenizer.ggml.pre", "gpt-2"),
+                raw.strings("tokenizer.ggml.tokens", ["a", "b", "ab"]),
+                raw.strings("tokenizer.ggml.merges", ["a b"]),
+            ]
+        )
+    )
+    index = GgufIndex(str(path))
+    tokenizer = GgufTokenizer(index)
+    index.close()
+    assert tokenizer.encode("ab") == [2]
+    assert tokenizer.encode("axb") == [0, 1]
+    assert tokenizer.encode("xyz") == []
+
+
+def test_of_a_merge_that_stands_twice_the_first_rank_counts(tokenizer_of):
+    assert pieces(tokenizer_of(merges=["x y", "y z", "x y"]), "xyz") == ["xy", "z"]
+
+
 def test_what_each_type_of_token_prints(tokenizer_of):
     extra = [
         ("<s>", CONTROL),

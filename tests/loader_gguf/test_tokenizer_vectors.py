@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -30,6 +32,7 @@ DECODERS = {
 WITHOUT_VECTORS = {"aquila", "baichuan", "gpt-neox"}
 ENCODERS = {"bert-bge": "WordPiece", "nomic-bert-moe": "encoder-decoder"}
 SEPARATOR = "\n__ggml_vocab_test__\n"
+ODD = json.loads((Path(__file__).parents[1] / "data/tokenize/odd_texts.json").read_text("utf-8"))
 
 
 @pytest.fixture(scope="session")
@@ -68,6 +71,13 @@ def test_ids_are_those_of_llama_cpps_vectors(vectors_folder, vocabulary, name):
     assert len(texts) == DECODERS[name]
     tokenizer = vocabulary(name)
     for text, ids in zip(texts, expected, strict=True):
+        assert tokenizer.encode(text) == ids, repr(text)
+
+
+@pytest.mark.parametrize("name", ODD["ids"])
+def test_ids_of_odd_texts_are_those_that_llama_cpp_gave(vocabulary, name):
+    tokenizer = vocabulary(name)
+    for text, ids in zip(ODD["texts"], ODD["ids"][name], strict=True):
         assert tokenizer.encode(text) == ids, repr(text)
 
 
@@ -110,7 +120,7 @@ def test_what_ends_a_generation(vocabulary):
 
     assert ends("llama-bpe") == {"<|end_of_text|>", "<|eot_id|>"}
     assert ends("gemma-4") == {"<eos>", "<turn|>", "<|tool_response>"}
-    assert ends("phi-3") == {"<|endoftext|>", "<|end|>"}
+    assert ends("phi-3") == {"<|endoftext|>", "<|end|>", "</s>"}
     assert ends("qwen2") == {"<|endoftext|>", "<|im_end|>"}
     assert ends("refact") == {"<|endoftext|>", "<fim_pad>", "<reponame>"}
     assert ends("llama-spm") == ends("baichuan") == {"</s>"}

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from swactor_core.errors import UsageError
 from swactor_core.spi.loader import ModelFacts, Tokenizer
+
+MAX_ID_DIGITS = 18  # more than any vocabulary needs, and what fits where ids travel
 
 
 def prompt_ids_of(
@@ -26,6 +30,9 @@ def prompt_ids_of(
     if ids is not None:
         return _parse_ids(ids, facts)
     assert text is not None
+    check_text("--prompt", text)
+    if system is not None:
+        check_text("--system", system)
     if tokenizer is None:
         raise UsageError("the model has no vocabulary", hint="give token ids with --prompt-ids 1,2,3")
     if system is not None and not tokenizer.has_chat_template:
@@ -33,6 +40,8 @@ def prompt_ids_of(
     if raw or not tokenizer.has_chat_template:
         prompt = tokenizer.prompt_ids(text)
     else:
+        if not text.strip():
+            raise UsageError("--prompt is empty", hint="give some text")
         messages = [{"role": "system", "content": system}] if system is not None else []
         prompt = tokenizer.chat_ids([*messages, {"role": "user", "content": text}])
     if not prompt:
@@ -40,15 +49,31 @@ def prompt_ids_of(
     return tuple(prompt)
 
 
+def check_text(option: str, text: str) -> None:
+    """Raises UsageError for bytes that were no UTF-8, which arrive as lone surrogates."""
+    if (broken := re.search(r"[\ud800-\udfff]", text)) is not None:
+        raise UsageError(
+            f"{option} is not valid UTF-8 behind {broken.start()} characters", hint="give the text as UTF-8"
+        )
+
+
+def token_id(text: str) -> int | None:
+    """The token id that `text` writes in ASCII digits, or None."""
+    written = text.isascii() and text.isdecimal() and len(text) <= MAX_ID_DIGITS
+    return int(text) if written else None
+
+
 def _parse_ids(ids: str, facts: ModelFacts) -> tuple[int, ...]:
-    parts = [part.strip() for part in ids.split(",") if part.strip()]
-    bad = next((part for part in parts if not part.isdecimal()), None)
-    if bad is not None:
-        raise UsageError(f"--prompt-ids: {bad!r} is not a token id", hint="write them like 1,2,3")
-    if not parts:
+    if not ids.strip(" ,"):
         raise UsageError("--prompt-ids is empty", hint="write token ids like 1,2,3")
-    prompt = tuple(int(part) for part in parts)
-    outside = next((token for token in prompt if token >= facts.vocab_size), None)
-    if outside is not None:
-        raise UsageError(f"--prompt-ids: {outside} is outside the vocabulary of {facts.vocab_size}")
-    return prompt
+    prompt = list[int]()
+    for part in ids.split(","):
+        number = token_id(part.strip())
+        if number is None:
+            raise UsageError(
+                f"--prompt-ids: {part.strip()[:40]!r} is not a token id", hint="write them like 1,2,3"
+            )
+        if number >= facts.vocab_size:
+            raise UsageError(f"--prompt-ids: {number} is outside the vocabulary of {facts.vocab_size}")
+        prompt.append(number)
+    return tuple(prompt)

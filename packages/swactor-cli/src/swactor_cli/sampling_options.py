@@ -10,7 +10,10 @@ from secrets import randbits
 from swactor_core.errors import UsageError
 from swactor_core.plan import SamplingPolicy
 
-BAN = -1e9  # added to a logit it leaves the token no chance, and unlike -inf it travels as JSON
+from swactor_cli.prompts import token_id
+
+LARGEST = 1e9
+BAN = -LARGEST  # added to a logit it leaves the token no chance, and unlike -inf it travels as JSON
 
 
 def sampling_policy(
@@ -37,6 +40,8 @@ def sampling_policy(
     ):
         if not math.isfinite(value):
             raise UsageError(f"{option} is {value}", hint="give a number")
+        if abs(value) > LARGEST:
+            raise UsageError(f"{option} is {value:g}", hint=f"give at most {LARGEST:g}")
     if top_p <= 0:
         raise UsageError(
             f"--top-p is {top_p:g}, which leaves no token", hint="give more than 0 and at most 1"
@@ -60,19 +65,22 @@ def sampling_policy(
 def _biases(options: Sequence[str]) -> tuple[tuple[int, float], ...]:
     biases: dict[int, float] = {}
     for option in options:
-        token, equals, value = option.partition("=")
+        written, equals, value = option.partition("=")
+        token = token_id(written)
         try:
             bias = float(value)
         except ValueError:
             bias = math.nan
-        if not (equals and token.isdecimal() and token.isascii()) or math.isnan(bias) or bias == math.inf:
+        if token is None or not equals or math.isnan(bias) or bias == math.inf:
             raise UsageError(
-                f"--logit-bias {option!r} is not a token id and a number",
+                f"--logit-bias {option[:60]!r} is not a token id and a number",
                 hint="write it like 42=-1.5; 42=-inf bans the token",
             )
-        if int(token) in biases:
-            raise UsageError(f"--logit-bias names the token {int(token)} twice", hint="give one of them")
-        biases[int(token)] = BAN if bias == -math.inf else bias
+        if abs(bias) > LARGEST and bias != -math.inf:
+            raise UsageError(f"--logit-bias {option[:60]!r} is too large", hint=f"give at most {LARGEST:g}")
+        if token in biases:
+            raise UsageError(f"--logit-bias names the token {token} twice", hint="give one of them")
+        biases[token] = BAN if bias == -math.inf else bias
     return tuple(sorted(biases.items()))
 
 

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from swactor_core.errors import UndecidableLogits
 from swactor_core.plan import SamplingPolicy
 
+_LARGEST = 1e300  # what a policy makes of a logit stays finite, and so do differences of two
+
 Row = NDArray[np.float64]
 Ids = NDArray[np.intp]
 
@@ -51,12 +53,13 @@ class Sampler:
             raise UndecidableLogits(f"the logits hold {row[best]} at id {best}")
         if row[best] == -np.inf:
             raise UndecidableLogits("every logit is -inf")
-        if self._policy.logit_bias or self._policy.penalises:
-            weighed = self._weighed(row)
-            best = int(np.argmax(weighed))
-        else:
-            weighed = row
-        token = best if self._policy.temperature <= 0.0 else self._draw(weighed.astype(np.float64))
+        with np.errstate(over="ignore"):  # a tiny temperature makes infinities of differences, rightly
+            if self._policy.logit_bias or self._policy.penalises:
+                weighed = self._weighed(row)
+                best = int(np.argmax(weighed))
+            else:
+                weighed = row
+            token = best if self._policy.temperature <= 0.0 else self._draw(weighed.astype(np.float64))
         if self._policy.penalises:
             self._recent.append(token)
         return token
@@ -73,7 +76,8 @@ class Sampler:
             held: Row = result[ids]
             # Dividing a negative logit would make its token likelier.
             held = np.where(held <= 0, held * policy.repeat_penalty, held / policy.repeat_penalty)
-            result[ids] = held - times * policy.frequency_penalty - policy.presence_penalty
+            held -= times * policy.frequency_penalty + policy.presence_penalty
+            result[ids] = np.minimum(held, _LARGEST)
         return result
 
     def _draw(self, row: Row) -> int:
@@ -102,7 +106,7 @@ def _kept(row: Row, policy: SamplingPolicy) -> tuple[Ids, Row]:
         ids = ids[np.cumsum(share) - share < policy.top_p]  # the id that crosses the mass stays
     logits = row[ids]
     if policy.min_p > 0.0:
-        likely = logits >= logits.max() + math.log(policy.min_p)
+        likely = logits >= logits.max() + math.log(min(policy.min_p, 1.0))  # the likeliest stays
         ids, logits = ids[likely], logits[likely]
     return ids, logits
 

@@ -31,6 +31,8 @@ from swactor_loader_gguf.vocabulary import (
 
 SPACE_MARK = "▁"  # U+2581 stands for a space in vocabularies that come from SentencePiece
 _NEVER_MERGED = (TokenType.CONTROL, TokenType.UNKNOWN)
+# Stands for a character that the vocabulary lacks, so that nothing merges across it. No token is empty.
+_GAP = ""
 
 
 class Merger(Protocol):
@@ -57,7 +59,8 @@ class BpeMerger:
             for text, number in vocabulary.ids.items()
             if vocabulary.types[number] not in _NEVER_MERGED
         }
-        model = _bpe_model(index, vocabulary.ids, self._ids, pre)
+        self._gap = len(vocabulary.texts)
+        model = _bpe_model(index, vocabulary.ids, {**self._ids, _GAP: self._gap}, pre)
         self._bpe = BpeTokenizer(model)
         steps: list[PreTokenizer] = [Split(Regex(pattern), "isolated") for pattern in pre.patterns]
         if not pre.raw:
@@ -68,19 +71,29 @@ class BpeMerger:
         if self._cuts.escape_spaces:
             text = text.replace(" ", SPACE_MARK)
         if not self._cuts.whole_lines:
-            return list(self._bpe.encode(text, add_special_tokens=False).ids)
+            return self._merged(text)
         ids: list[int] = []
         for piece in re.findall(r"[^\n]+|\n+", text):
             line = self._ids.get(piece) if piece[0] == "\n" else None
-            ids += [line] if line is not None else self._bpe.encode(piece, add_special_tokens=False).ids
+            ids += [line] if line is not None else self._merged(piece)
         return ids
+
+    def _merged(self, text: str) -> list[int]:
+        ids = self._bpe.encode(text, add_special_tokens=False).ids
+        return [number for number in ids if number != self._gap]
 
 
 def _bpe_model(index: GgufIndex, everything: dict[str, int], ids: dict[str, int], cuts: Cuts) -> BPE:
     merges = _merges(index)
 
     def build(kept: list[tuple[str, str]]) -> BPE:
-        return BPE(vocab=ids, merges=kept, ignore_merges=cuts.ignore_merges, byte_fallback=cuts.raw)
+        return BPE(
+            vocab=ids,
+            merges=list(dict.fromkeys(kept)),  # of one that stands twice the first rank counts
+            unk_token=_GAP,
+            ignore_merges=cuts.ignore_merges,
+            byte_fallback=cuts.raw,
+        )
 
     try:
         return build(merges)

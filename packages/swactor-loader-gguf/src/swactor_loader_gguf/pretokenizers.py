@@ -3,7 +3,8 @@
 Knows `tokenizer.ggml.pre` names and the expressions that belong to them, which a GGUF file does not carry.
 Both are those of llama.cpp's `llama-vocab.cpp` and of the hand-written cutters in its `unicode.cpp`, also
 where these are coarser than a model's published tokenizer (letters have no case outside ASCII there). What no
-expression matches is a piece of its own. Expressions are in Oniguruma's syntax.
+expression matches is a piece of its own. Expressions are in Oniguruma's syntax, whose tables are Unicode 16:
+characters that came with it are letters and signs here, where llama.cpp still sees unassigned ones.
 """
 
 from __future__ import annotations

@@ -38,14 +38,30 @@ _END_TEXTS = (
     "<｜end▁of▁sentence｜>",
     "[e~[",
 )
-# llama.cpp ends at these whatever their type is; in some vocabularies they are ordinary text, such as HTML.
-_END_IF_CONTROL = ("</s>", "<eos>", "[EOS]")
+# Each with the text that begins what it ends. llama.cpp ends at these whatever their type is; where neither
+# of a pair is a control token they are ordinary text, such as HTML.
+_END_OF_PAIR = {"</s>": "<s>", "<eos>": "<bos>", "[EOS]": "[BOS]"}
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Tokens of code completion that end a generation, by key or else by text.
 _COMPLETION_ENDS = {
     "fim_pad_token_id": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep_token_id": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep_token_id": ("<|file_sep|>",),
+}
+# Tokens around the gap of code completion, by key (the older one second) or else by text.
+_COMPLETION_MARKS = {
+    ("fim_pre_token_id", "prefix_token_id"): (
+        *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>"),
+        *("<|code_prefix|>", "<|prefix|>"),
+    ),
+    ("fim_suf_token_id", "suffix_token_id"): (
+        *("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>"),
+        *("<|code_suffix|>", "<|suffix|>"),
+    ),
+    ("fim_mid_token_id", "middle_token_id"): (
+        *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>"),
+        *("<|code_middle|>", "<|middle|>"),
+    ),
 }
 # Parts of the answer's own format in some families: they print, and they are control tokens all the same.
 _CHANNELS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
@@ -124,6 +140,10 @@ def read_vocabulary(index: GgufIndex, pre_name: str | None = None) -> Vocabulary
         return number if 0 <= number < len(texts) else None
 
     bos, eos = special("bos_token_id", 1 if spm else -1), special("eos_token_id", 2 if spm else -1)
+    for keys, marks in _COMPLETION_MARKS.items():
+        if all(special(key) is None for key in keys):
+            for number in (ids[text] for text in marks if text in ids):
+                types[number] = TokenType.CONTROL  # a converter's slip, as in `_end_of_generation`
     keyed = {name: special(name) for name in (*_END_KEYS, *_COMPLETION_ENDS)} | {"eos_token_id": eos}
     ends, printed = _end_of_generation(texts, types, ids, keyed)
     add_bos = index.flag(PREFIX + "add_bos_token", spm if pre is None else pre.add_bos)
@@ -234,11 +254,18 @@ def _end_of_generation(
     named = [number for text in _END_TEXTS if (number := ids.get(text)) is not None]
     for key, candidates in _COMPLETION_ENDS.items():
         number = keyed[key]
-        named += [number] if number is not None else [ids[text] for text in candidates if text in ids]
+        if number is None:
+            named += [ids[text] for text in candidates if text in ids]
+        elif types[number] in (TokenType.CONTROL, TokenType.USER_DEFINED):
+            named.append(number)
+        else:
+            ends.add(number)  # a key may point anywhere: ordinary text stays what it is
+    for text, partner in _END_OF_PAIR.items():
+        pair = [types[ids[name]] for name in (text, partner) if name in ids]
+        named += [ids[text]] if text in ids and TokenType.CONTROL in pair else []
     for number in named:
         types[number] = TokenType.CONTROL
         ends.add(number)
-    ends |= {ids[text] for text in _END_IF_CONTROL if text in ids and types[ids[text]] == TokenType.CONTROL}
     printed = {ids[text] for text in _CHANNELS if text in ids}
     for number in printed:
         types[number] = TokenType.CONTROL
@@ -249,6 +276,7 @@ def _end_of_generation(
         printed.add(ids["<|end|>"])
     if ending & {"<|tool_response>", "<|plamo:eos|>"} and "</s>" in ending:
         ends.discard(ids["</s>"])
+        types[ids["</s>"]] = TokenType.NORMAL
     return frozenset(ends), frozenset(printed)
 
 

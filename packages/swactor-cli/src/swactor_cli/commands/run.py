@@ -33,7 +33,7 @@ from swactor_cli.keys import orchestrator_key_file
 from swactor_cli.models import open_model, tokenizer_of
 from swactor_cli.output import Output, OutputLost
 from swactor_cli.progress import Display
-from swactor_cli.prompts import prompt_ids_of
+from swactor_cli.prompts import check_text, prompt_ids_of
 from swactor_cli.sampling_options import fitted
 from swactor_cli.side_files import SideFiles
 from swactor_cli.statistics import statistics, summary
@@ -93,6 +93,10 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         tokenizer = tokenizer_of(model, options.pre)
         local = file is None
         request = _request(options, model, tokenizer, _uri(path, options.model, local=local))
+        bare = tokenizer is not None and not tokenizer.has_chat_template
+        watched = not output.json_lines or output.interactive
+        if watched and bare and options.prompt is not None and not options.raw:
+            output.note("the model has no chat template: the prompt goes to it as it is")
         answer = Answer(tokenizer.stream() if tokenizer is not None else None, options.stops)
         nodes = (2 if options.nodes is None else options.nodes) if file is None else len(file.cluster.nodes)
         positions = _check_plan(request, nodes, output)
@@ -138,6 +142,8 @@ def _request(options: RunOptions, model: Model, tokenizer: Tokenizer | None, uri
     )
     if options.stops and tokenizer is None:
         raise UsageError("--stop was given, and the model has no vocabulary", hint="leave --stop out")
+    for stop in options.stops:
+        check_text("--stop", stop)
     suppressed = tokenizer.suppressed if tokenizer is not None else frozenset()
     ends = tokenizer.end_of_generation if tokenizer is not None and not options.ignore_eos else frozenset()
     return RunRequest(
