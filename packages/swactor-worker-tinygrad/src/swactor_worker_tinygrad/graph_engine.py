@@ -53,7 +53,10 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, pairs: Pairs) -> Tensor:
 
 
 def _activate(x: Tensor, activation: Activation) -> Tensor:
-    return x.silu() if activation is Activation.SILU else x.gelu()
+    if activation is Activation.SILU:
+        return x.silu()
+    rounded = x.clamp(-10.0, 10.0).half().float().gelu().half().float()
+    return (x >= 10.0).where(x, (x <= -10.0).where(0.0, rounded))
 
 
 def _route(scores: Tensor, used: int) -> tuple[Tensor, Tensor]:
