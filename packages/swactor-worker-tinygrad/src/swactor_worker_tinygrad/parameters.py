@@ -119,8 +119,8 @@ def read_parameters(manifest: StageManifest, max_context: int) -> ModelParameter
     value_dim = keys.whole("attention.value_length", even)
     if value_dim != key_dim:
         raise unsupported(
-            f"metadata key {keys.prefix}attention.value_length = {value_dim} beside a key_length of {key_dim} "
-            "is not implemented"
+            f"metadata key {keys.prefix}attention.value_length = {value_dim} beside a key_length of "
+            f"{key_dim} is not implemented"
         )
     epsilon = keys.real("attention.layer_norm_rms_epsilon")
     if epsilon < 0.0:
@@ -163,8 +163,8 @@ def _rope(keys: ModelKeys, family: Family, key_dim: int) -> tuple[Rope, int]:
         raise invalid(f"{keys.prefix}rope.dimension_count = {dims} does not fit heads of {key_dim}")
     if dims != key_dim and not family.partial_rope:
         raise unsupported(
-            f"metadata key {keys.prefix}rope.dimension_count = {dims} in heads of {key_dim} is not implemented "
-            f"for {family.architecture}"
+            f"metadata key {keys.prefix}rope.dimension_count = {dims} in heads of {key_dim} is not "
+            f"implemented for {family.architecture}"
         )
     base = keys.real("rope.freq_base", 10000.0)
     if base <= 0.0:

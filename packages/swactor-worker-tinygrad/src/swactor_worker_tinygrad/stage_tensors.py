@@ -97,7 +97,7 @@ class _Given:
         return name in self._left
 
     def take(self, name: str, dims: Dims) -> TensorRef | None:
-        """None when it is not there. Raises RoleError when its shape is another; dims of one at the end may be
+        """None when it is not there. Raises RoleError when its shape is another; a dim of one at the end may be
         there or not."""
         ref = self._left.pop(name, None)
         if ref is not None and _trimmed(ref.dims) != _trimmed(dims):
