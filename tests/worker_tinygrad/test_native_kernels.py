@@ -201,7 +201,7 @@ def test_norm_in_place_with_a_residual(kernels: Any, team: Any) -> None:
 
 @pytest.mark.parametrize("count", [16, 5, 1000])
 def test_gate_with_gelu(kernels: Any, team: Any, count: int) -> None:
-    """Argument and value are rounded to f16 between -10 and 10, as by the table that llama.cpp takes it from."""
+    """Argument and value are rounded to f16 between -10 and 10, as in llama.cpp's table of it."""
     generator = np.random.default_rng(17)
     gate, up = (generator.uniform(-12, 12, count).astype(np.float32) for _ in range(2))
     gate[:5] = [10.0, -10.0, 0.0, 1e-5, 11.123456]

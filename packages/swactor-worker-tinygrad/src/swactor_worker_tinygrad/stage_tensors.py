@@ -97,8 +97,8 @@ class _Given:
         return name in self._left
 
     def take(self, name: str, dims: Dims) -> TensorRef | None:
-        """None when it is not there. Raises RoleError when its shape is another; a dim of one at the end may be
-        there or not."""
+        """None when it is not there. Raises RoleError when its shape is another; dims of one at the end may
+        be there or not."""
         ref = self._left.pop(name, None)
         if ref is not None and _trimmed(ref.dims) != _trimmed(dims):
             raise invalid(
