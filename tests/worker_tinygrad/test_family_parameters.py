@@ -150,7 +150,11 @@ def test_what_no_family_knows(family: str) -> None:
         ("gemma2", {"final_logit_softcapping": 0.0}, "final_logit_softcapping = 0"),
         ("gemma2", {"attention.sliding_window": 0}, "sliding_window = 0"),
         ("gemma3", {"attention.key_length_swa": 8}, "key_length_swa"),
-        ("gemma3", {"attention.value_length": 32}, "value_length = 32 beside a key_length of 16"),
+        (
+            "gemma3",
+            {"attention.value_length": 32},
+            "value_length = 32 beside gemma3.attention.key_length = 16",
+        ),
         ("mistral3", {"attention.scale": 0.5}, "attention.scale = 0.5"),
         ("mistral3", {"rope.dimension_count": 8}, "dimension_count = 8 in heads of 12"),
         ("qwen3moe", {"expert_used_count": (2, 2)}, "expert_used_count has 2 elements for 4 layers"),

@@ -119,8 +119,8 @@ def read_parameters(manifest: StageManifest, max_context: int) -> ModelParameter
     value_dim = keys.whole("attention.value_length", even)
     if value_dim != key_dim:
         raise unsupported(
-            f"metadata key {keys.prefix}attention.value_length = {value_dim} beside a key_length of "
-            f"{key_dim} is not implemented"
+            f"metadata key {keys.prefix}attention.value_length = {value_dim} beside "
+            f"{keys.prefix}attention.key_length = {key_dim} is not implemented"
         )
     epsilon = keys.real("attention.layer_norm_rms_epsilon")
     if epsilon < 0.0:
