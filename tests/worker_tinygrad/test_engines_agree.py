@@ -12,13 +12,13 @@ from gguf import GGMLQuantizationType, GGUFWriter, quantize
 from stage_support import Pipeline
 from swactor_core.plan import TokenOutputPolicy
 
-HIDDEN, WIDE, HEADS, KV_HEADS, KEY, VALUE, ROPE, VOCAB = 96, 160, 4, 2, 24, 40, 20, 77
+HIDDEN, WIDE, HEADS, KV_HEADS, KEY, VOCAB = 96, 160, 4, 2, 40, 77
 LAYERS = 2
 SHAPES = {
     "attn_q": (HEADS * KEY, HIDDEN),
     "attn_k": (KV_HEADS * KEY, HIDDEN),
-    "attn_v": (KV_HEADS * VALUE, HIDDEN),
-    "attn_output": (HIDDEN, HEADS * VALUE),
+    "attn_v": (KV_HEADS * KEY, HIDDEN),
+    "attn_output": (HIDDEN, HEADS * KEY),
     "ffn_gate": (WIDE, HIDDEN),
     "ffn_up": (WIDE, HIDDEN),
     "ffn_down": (HIDDEN, WIDE),
@@ -28,7 +28,7 @@ KINDS = ["Q8_0", "Q4_0", "Q5_1", "F16", "Q4_1", "BF16", "Q5_0"]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Biases everywhere, odd head widths, partial and scaled rope, frequency factors, mixed types."""
+    """Biases everywhere, wide heads of an odd width, scaled rope, frequency factors, mixed types."""
     path = tmp_path_factory.mktemp("model") / "everything.gguf"
     generator = np.random.default_rng(11)
     writer = GGUFWriter(str(path), "llama")
@@ -39,13 +39,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_key_length(KEY)
-    writer.add_value_length(VALUE)
+    writer.add_value_length(KEY)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(ROPE)
     writer.add_rope_freq_base(5000.0)
     writer.add_string("llama.rope.scaling.type", "linear")
     writer.add_float32("llama.rope.scaling.factor", 2.0)
-    writer.add_float32("llama.attention.scale", 0.3)
 
     def add(name: str, shape: tuple[int, ...], kind: str = "F32", scale: float = 0.2) -> None:
         values = (generator.standard_normal(shape) * scale).astype(np.float32)
@@ -60,7 +58,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add("token_embd.weight", (VOCAB, HIDDEN), "Q8_0", 1.0)
     add("output_norm.weight", (HIDDEN,))
     add("output.weight", (VOCAB, HIDDEN), "F16")
-    add("rope_freqs.weight", (ROPE // 2,), scale=2.0)
+    add("rope_freqs.weight", (KEY // 2,), scale=2.0)
     for layer in range(LAYERS):
         add(f"blk.{layer}.attn_norm.weight", (HIDDEN,), "F16" if layer == 1 else "F32")
         add(f"blk.{layer}.ffn_norm.weight", (HIDDEN,))

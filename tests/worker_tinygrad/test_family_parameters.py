@@ -12,7 +12,7 @@ import pytest
 from stage_support import DATA, Pipeline, manifest_of
 from swactor_core.faults import RoleFailure
 from swactor_core.plan import TokenOutputPolicy
-from swactor_core.spi.loader import StageManifest
+from swactor_core.spi.loader import StageManifest, TensorRef
 from swactor_core.spi.worker import RoleError
 from swactor_worker_tinygrad.families import FAMILIES
 from swactor_worker_tinygrad.parameters import ModelParameters, read_parameters
@@ -68,11 +68,14 @@ def test_local_layers_of_gemma3_turn_by_their_own_base() -> None:
     assert made.rope_of(0) == Rope(16, 10000.0, 1.0)
     both = read("gemma2", rope__freq_base=500.0, rope__scaling__factor=2.0)
     assert both.rope_of(0) == both.rope_of(1) == Rope(16, 500.0, 2.0)
+    # llama.cpp takes the factor from the layers without a window only
+    none = read("gemma2", rope__scaling__type="none", rope__scaling__factor=2.0)
+    assert (none.rope_of(0).divisor, none.rope_of(1).divisor) == (2.0, 1.0)
 
 
 def test_query_scales() -> None:
     assert read("gemma3").attention_scale == 0.25
-    assert read("smollm3", attention__scale=0.3).attention_scale == pytest.approx(0.3)
+    assert read("smollm3").attention_scale == pytest.approx(8**-0.5)
     base = whole("gemma3")
     wide = with_keys(replace(base, num_layers=62), {"block_count": 62, "attention.head_count": 16})
     assert read_parameters(wide, 64).attention_scale == 0.5  # 64 wide, 16 heads; a head's own width is 16
@@ -143,7 +146,21 @@ def test_what_no_family_knows(family: str) -> None:
         ("gemma3", {"attention.sliding_window_pattern": (True, False)}, "has 2 elements for 6 layers"),
         ("gemma3", {"final_logit_softcapping": -1.0}, "is negative"),
         ("phi3", {"rope.scaling.type": "longrope", "rope.scaling.factor": 4.0}, "beside longrope"),
-        ("mistral3", {"attention.temperature_scale": 0.1, "rope.dimension_count": 8}, "8 of 12"),
+        ("gemma2", {"attn_logit_softcapping": 0.0}, "attn_logit_softcapping = 0"),
+        ("gemma2", {"final_logit_softcapping": 0.0}, "final_logit_softcapping = 0"),
+        ("gemma2", {"attention.sliding_window": 0}, "sliding_window = 0"),
+        ("gemma3", {"attention.key_length_swa": 8}, "key_length_swa"),
+        (
+            "gemma3",
+            {"attention.value_length": 32},
+            "value_length = 32 beside gemma3.attention.key_length = 16",
+        ),
+        ("mistral3", {"attention.scale": 0.5}, "attention.scale = 0.5"),
+        ("mistral3", {"rope.dimension_count": 8}, "dimension_count = 8 in heads of 12"),
+        ("qwen3moe", {"expert_used_count": (2, 2)}, "expert_used_count has 2 elements for 4 layers"),
+        ("qwen3", {"feed_forward_length": (96, 96, 96, 48)}, "feed_forward_length differs between layers"),
+        ("smollm3", {"attention.scale": 0.5}, "attention.scale = 0.5"),
+        ("smollm3", {"nextn_predict_layers": 1, "block_count": 10}, "nextn_predict_layers = 1"),
         ("smollm3", {"rope.freq_base_swa": 1.0}, "rope.freq_base_swa"),
     ],
 )
@@ -173,6 +190,23 @@ def test_tensors_that_a_family_needs_or_has_no_use_for() -> None:
     )
     with pytest.raises(RoleError, match=r"'output\.weight' has no place in a gemma2 model"):
         check_model(untied, 64)
+
+
+@pytest.mark.parametrize("stored", [(64, 1), (64,)])
+def test_a_dim_of_one_at_the_end_may_be_left_out(stored: tuple[int, ...]) -> None:
+    one = with_keys(whole("qwen3moe"), {"expert_count": 1, "expert_used_count": 1})
+    router = replace(one.tensors[0], name="blk.1.ffn_gate_inp.weight", dims=stored, nbytes=256)
+
+    def cut(ref: TensorRef) -> TensorRef:
+        if ref.name.endswith("_inp.weight"):
+            return replace(router, name=ref.name)
+        if ref.name.endswith("_exps.weight"):
+            return replace(ref, dims=ref.dims[:-1], nbytes=ref.nbytes // ref.dims[-1])
+        return ref
+
+    _, tensors = check_model(replace(one, tensors=tuple(cut(ref) for ref in one.tensors)), 64)
+    assert tensors.blocks[1]["ffn_gate_inp.weight"].dims == (64, 1)
+    assert len(tensors.blocks[1]["ffn_up_exps.weight"].dims) == 3
 
 
 def test_fused_tensors_are_cut_by_rows() -> None:

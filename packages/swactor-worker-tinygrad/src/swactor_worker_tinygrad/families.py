@@ -18,7 +18,7 @@ class Pairs(Enum):
 
 
 class Activation(Enum):
-    """Of the feed-forward gate; GELU is the tanh form."""
+    """Of the feed-forward gate; GELU is the tanh form, rounded to f16 as in llama.cpp's table of it."""
 
     SILU = "silu"
     GELU = "gelu"
@@ -39,7 +39,8 @@ class Family:
     one. `ignores_window`: what the file says of a window has no effect. `default_*` hold where the file says
     nothing. `no_rope_period` p: layers with (i + 1) % p == 0 do not rotate. `wide_query_layers`: with this
     many blocks, queries are scaled by the hidden width a head, not by the head's own. `yarn_shape`: YaRN's
-    bounds come from the file, not from YaRN's paper. `rope_factor_pair`: frequency factors for short and for
+    bounds come from the file, not from YaRN's paper. `partial_rope`: a head may turn only its first elements.
+    `rope_factor_pair`: frequency factors for short and for
     long contexts.
     """
 
@@ -53,7 +54,7 @@ class Family:
     rope_factor_pair: bool = False
     yarn: bool = True
     yarn_shape: bool = False
-    attention_scale: bool = False
+    partial_rope: bool = False
     attention_temperature: bool = False
     head_norms: bool = False
     post_norms: bool = False
@@ -80,7 +81,6 @@ FAMILIES = {
             pairs=Pairs.ADJACENT,
             biases=_ALL,
             rope_factors=True,
-            attention_scale=True,
         ),
         Family(
             "mistral3",
@@ -89,7 +89,6 @@ FAMILIES = {
             biases=_ALL,
             rope_factors=True,
             yarn_shape=True,
-            attention_scale=True,
             attention_temperature=True,
         ),
         Family("qwen2", "Qwen 2 and 2.5", output_bias=True),
@@ -103,6 +102,7 @@ FAMILIES = {
             scaled_embedding=True,
             tied=True,
             yarn=False,
+            partial_rope=True,
             window_period=2,
             default_window=4096,
             default_score_cap=50.0,
@@ -117,6 +117,7 @@ FAMILIES = {
             post_norms=True,
             scaled_embedding=True,
             yarn=False,
+            partial_rope=True,
             window_period=6,
             default_local_base=10000.0,
             default_logit_cap=0.0,
@@ -124,12 +125,18 @@ FAMILIES = {
         ),
         # llama.cpp reads Phi's window and computes without it: files say windows that the models were not
         # trained with (its conversion wrote wrong ones), so applying them would be the deviation.
-        Family("phi3", "Phi 3, 3.5 and 4 mini", gate_in_up=True, rope_factor_pair=True, ignores_window=True),
+        Family(
+            "phi3",
+            "Phi 3, 3.5 and 4 mini",
+            partial_rope=True,
+            gate_in_up=True,
+            rope_factor_pair=True,
+            ignores_window=True,
+        ),
         Family(
             "smollm3",
             "SmolLM 3",
             pairs=Pairs.ADJACENT,
-            attention_scale=True,
             no_rope_period=4,
         ),
     )

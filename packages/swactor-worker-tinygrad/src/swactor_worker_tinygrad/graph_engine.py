@@ -53,7 +53,17 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, pairs: Pairs) -> Tensor:
 
 
 def _activate(x: Tensor, activation: Activation) -> Tensor:
-    return x.silu() if activation is Activation.SILU else x.gelu()
+    if activation is Activation.SILU:
+        return x.silu()
+    made = _to_half(_to_half(x.clamp(-10.0, 10.0)).gelu())
+    return (x >= 10.0).where(x, (x <= -10.0).where(0.0, made))
+
+
+def _to_half(x: Tensor) -> Tensor:
+    """Rounded to the eleven bits of an f16, by bits because casts there and back are optimised away. Values
+    below 2**-14 keep bits that an f16 has no more."""
+    bits = x.bitcast(dtypes.uint32)
+    return ((bits + 0xFFF + ((bits >> 13) & 1)) & 0xFFFFE000).bitcast(dtypes.float32)
 
 
 def _route(scores: Tensor, used: int) -> tuple[Tensor, Tensor]:

@@ -47,7 +47,6 @@ _OFF: Mapping[str, tuple[Scalar, ...]] = {
     "logit_scale": (0, 1),
     "residual_scale": (0, 1),
     "embedding_scale": (0, 1),
-    "nextn_predict_layers": (0,),
     "pooling_type": (0,),
     "rope.scaling.alpha": (0,),
     "rope.scaling.yarn_ext_factor": (-1, 1),
@@ -113,7 +112,12 @@ class ModelKeys:
         if value is None:
             raise invalid(f"the model file lacks the metadata key {self.prefix}{name}")
         if isinstance(value, tuple):
-            if not value or any(item != value[0] for item in value):
+            layers = self._values.get("block_count")
+            if len(value) != layers:
+                raise invalid(
+                    f"metadata key {self.prefix}{name} has {len(value)} elements for {layers} layers"
+                )
+            if any(item != value[0] for item in value):
                 raise invalid(
                     f"metadata key {self.prefix}{name} differs between layers, which is not supported"
                 )

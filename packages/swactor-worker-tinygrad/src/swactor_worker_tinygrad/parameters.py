@@ -103,6 +103,8 @@ def read_parameters(manifest: StageManifest, max_context: int) -> ModelParameter
             f"within the model's {layers}"
         )
     keys = ModelKeys(manifest.architecture, manifest.metadata)
+    if extra := keys.raw("nextn_predict_layers"):
+        raise unsupported(f"metadata key {keys.prefix}nextn_predict_layers = {extra} is not implemented")
     hidden = keys.whole("embedding_length")
     if hidden != manifest.hidden_dim:
         raise invalid(f"{keys.prefix}embedding_length = {hidden} but the plan says {manifest.hidden_dim}")
@@ -114,6 +116,12 @@ def read_parameters(manifest: StageManifest, max_context: int) -> ModelParameter
         raise invalid(f"{heads} attention heads cannot share {kv_heads} key heads")
     even = max(1, hidden // heads)
     key_dim = keys.whole("attention.key_length", even)
+    value_dim = keys.whole("attention.value_length", even)
+    if value_dim != key_dim:
+        raise unsupported(
+            f"metadata key {keys.prefix}attention.value_length = {value_dim} beside "
+            f"{keys.prefix}attention.key_length = {key_dim} is not implemented"
+        )
     epsilon = keys.real("attention.layer_norm_rms_epsilon")
     if epsilon < 0.0:
         raise invalid(f"{keys.prefix}attention.layer_norm_rms_epsilon = {epsilon} is negative")
@@ -129,12 +137,12 @@ def read_parameters(manifest: StageManifest, max_context: int) -> ModelParameter
         heads=heads,
         kv_heads=kv_heads,
         key_dim=key_dim,
-        value_dim=keys.whole("attention.value_length", even),
+        value_dim=value_dim,
         rms_epsilon=epsilon,
         rope=rope,
         local_rope=_local_rope(keys, family, rope),
-        temperature=_temperature(keys, family, rope, key_dim, trained),
-        attention_scale=_attention_scale(keys, family, layers, hidden // heads, key_dim),
+        temperature=_temperature(keys, family, trained),
+        attention_scale=_attention_scale(family, layers, hidden // heads, key_dim),
         vocab_size=manifest.vocab_size,
         window=window,
         windowed=windowed,
@@ -153,6 +161,11 @@ def _rope(keys: ModelKeys, family: Family, key_dim: int) -> tuple[Rope, int]:
     dims = keys.whole("rope.dimension_count", key_dim)
     if dims % 2 or dims > key_dim:
         raise invalid(f"{keys.prefix}rope.dimension_count = {dims} does not fit heads of {key_dim}")
+    if dims != key_dim and not family.partial_rope:
+        raise unsupported(
+            f"metadata key {keys.prefix}rope.dimension_count = {dims} in heads of {key_dim} is not "
+            f"implemented for {family.architecture}"
+        )
     base = keys.real("rope.freq_base", 10000.0)
     if base <= 0.0:
         raise invalid(f"{keys.prefix}rope.freq_base = {base} is out of range")
@@ -164,11 +177,10 @@ def _rope(keys: ModelKeys, family: Family, key_dim: int) -> tuple[Rope, int]:
             f"{keys.prefix}rope.scaling.type = {scaling!r} is not implemented for {family.architecture}",
             f"{', '.join(known)} work",
         )
-    linear = keys.real("rope.scale_linear", 0.0)
-    factor = keys.real("rope.scaling.factor", linear)
+    factor = _rope_factor(keys)
     if factor < 0.0:
         raise invalid(f"{keys.prefix}rope.scaling.factor = {factor} is negative")
-    divisor = factor if scaling != "none" and factor else 1.0
+    divisor = factor if scaling != "none" else 1.0
     if scaling == "longrope" and divisor != 1.0:
         raise unsupported(f"{keys.prefix}rope.scaling.factor = {factor} beside longrope is not implemented")
     magnitude = keys.real("rope.scaling.attn_factor", 1.0)
@@ -189,6 +201,10 @@ def _rope(keys: ModelKeys, family: Family, key_dim: int) -> tuple[Rope, int]:
     return Rope(dims, base, divisor, magnitude, yarn), trained
 
 
+def _rope_factor(keys: ModelKeys) -> float:
+    return keys.real("rope.scaling.factor", keys.real("rope.scale_linear", 0.0)) or 1.0
+
+
 def _yarn_magnitude(factor: float, weight: float) -> float:
     return 1.0 if factor <= 1.0 else 1.0 + 0.1 * weight * math.log(factor)
 
@@ -202,7 +218,8 @@ def _local_rope(keys: ModelKeys, family: Family, rope: Rope) -> Rope:
         local = Rope(rope.dims, base, 1.0, rope.magnitude)
     else:
         base = keys.real("rope.freq_base_swa", rope.base)
-        local = Rope(rope.dims, base, rope.divisor, rope.magnitude)
+        # as in llama.cpp, the scaling type `none` speaks of the other layers only
+        local = Rope(rope.dims, base, _rope_factor(keys), rope.magnitude)
     if base <= 0.0:
         raise invalid(f"{keys.prefix}rope.freq_base_swa = {base} is out of range")
     return local
@@ -222,6 +239,11 @@ def _windows(keys: ModelKeys, family: Family, layers: int, max_context: int) -> 
                 "ask for fewer tokens, so that prompt and answer fit the window",
             )
         return 0, (False,) * layers
+    if not window and family.default_window:
+        raise unsupported(
+            f"metadata key {keys.prefix}attention.sliding_window = 0 is not implemented for "
+            f"{family.architecture}, whose layers alternate between a window and none"
+        )
     if not window:
         keys.raw("attention.sliding_window_pattern")
         return 0, (False,) * layers
@@ -250,24 +272,13 @@ def _feed_forward(keys: ModelKeys, family: Family) -> tuple[int, int, int]:
     return experts, used, max(1, keys.whole("feed_forward_length") // used)
 
 
-def _temperature(
-    keys: ModelKeys, family: Family, rope: Rope, key_dim: int, trained: int
-) -> Temperature | None:
+def _temperature(keys: ModelKeys, family: Family, trained: int) -> Temperature | None:
     scale = keys.real("attention.temperature_scale", 0.0) if family.attention_temperature else 0.0
-    if not scale:
-        return None
-    if rope.dims != key_dim:
-        # the scale is part of the tables, which must then turn whole heads
-        raise unsupported(
-            f"metadata key {keys.prefix}attention.temperature_scale = {scale} with a rotation of "
-            f"{rope.dims} of {key_dim} elements is not implemented"
-        )
-    return Temperature(scale, trained)
+    # the scale is part of the rope tables, which turn whole heads in every family that has it
+    return Temperature(scale, trained) if scale else None
 
 
-def _attention_scale(keys: ModelKeys, family: Family, layers: int, even: int, key_dim: int) -> float:
-    if family.attention_scale and (scale := keys.real("attention.scale", 0.0)):
-        return scale
+def _attention_scale(family: Family, layers: int, even: int, key_dim: int) -> float:
     return 1.0 / math.sqrt(even if layers == family.wide_query_layers else key_dim)
 
 
@@ -278,4 +289,7 @@ def _cap(keys: ModelKeys, name: str, default: float | None) -> float:
     cap = keys.real(name, default)
     if cap < 0.0:
         raise invalid(f"metadata key {keys.prefix}{name} = {cap} is negative")
+    if default and not cap:
+        # llama.cpp divides by it, so that no reference says what a model without its caps computes
+        raise unsupported(f"metadata key {keys.prefix}{name} = 0 is not implemented")
     return cap

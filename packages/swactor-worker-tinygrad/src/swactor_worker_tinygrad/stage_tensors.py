@@ -97,13 +97,14 @@ class _Given:
         return name in self._left
 
     def take(self, name: str, dims: Dims) -> TensorRef | None:
-        """None when it is not there. Raises RoleError when its shape is another."""
+        """None when it is not there. Raises RoleError when its shape is another; dims of one at the end may
+        be there or not."""
         ref = self._left.pop(name, None)
-        if ref is not None and _trimmed(ref.dims) != dims:
+        if ref is not None and _trimmed(ref.dims) != _trimmed(dims):
             raise invalid(
                 f"tensor {name!r} has dims {list(ref.dims)}, the model's parameters say {list(dims)}"
             )
-        return ref
+        return ref if ref is None else replace(ref, dims=dims)
 
     def require(self, name: str, dims: Dims) -> TensorRef:
         ref = self.take(name, dims)

@@ -54,6 +54,15 @@ INLINE float half(const uint8_t *p) {
 #endif
 }
 
+/* Rounded to the nearest f16, even where two are as near; for magnitudes below 65520. */
+INLINE floats to_half(floats x) {
+  const words bits = (words)x, magnitude = bits & 0x7fffffff;
+  const words normal = (bits + 0xfff + ((bits >> 13) & 1)) & ~(words){0} << 13;
+  const floats small = ((floats)magnitude + 0.75f) - 0.75f; /* multiples of 2^-24, below 2^-14 */
+  const ints tiny = (ints)magnitude < 0x38800000;
+  return (floats)(((words)small & (words)tiny) | (normal & ~(words)tiny) | (bits & 0x80000000));
+}
+
 /* Sums the lanes in a fixed order, so that every caller gets the same bits. */
 INLINE float sum(floats v) {
   typedef float eight __attribute__((vector_size(32)));

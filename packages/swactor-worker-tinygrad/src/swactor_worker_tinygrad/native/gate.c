@@ -1,9 +1,14 @@
 /* gate[i] = f(gate[i]) * up[i], f being x / (1 + exp(-x)) (SiLU), or with `gelu` the tanh form of GELU, which is the
- * same of another argument: x / (1 + exp(-2 * sqrt(2 / pi) * (x + 0.044715 x^3))). a: gate, up, count, gelu. */
-INLINE floats gated(floats x, u64 gelu) {
-  const floats argument = gelu ? 1.5957691216057308f * (x + 0.044715f * x * x * x) : x;
-  return x / (exponential(-argument) + 1.0f);
+ * same of another argument: x / (1 + exp(-2 * sqrt(2 / pi) * (x + 0.044715 x^3))). Between -10 and 10 argument and
+ * value of GELU are rounded to f16, as in the table that llama.cpp looks it up in. a: gate, up, count, gelu. */
+INLINE floats gelued(floats x) {
+  const ints low = x <= -10.0f, high = x >= 10.0f;
+  const floats h = to_half(x);
+  const floats y = to_half(h / (exponential(-1.5957691216057308f * (h + 0.044715f * h * h * h)) + 1.0f));
+  return (floats)(((ints)y & ~(low | high)) | ((ints)x & high));
 }
+
+INLINE floats gated(floats x, u64 gelu) { return gelu ? gelued(x) : x / (exponential(-x) + 1.0f); }
 
 void kernel(const u64 *a, u64 thread, u64 part, u64 parts) {
   float *gate = (float *)a[0];
