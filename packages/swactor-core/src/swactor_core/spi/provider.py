@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from swactor_core.spi.loader import StageManifest
+    from swactor_core.spi.loader import ModelCache, StageManifest
 
 API_LEVEL = 1
 
@@ -33,7 +33,8 @@ class Provider:
 
     A worker's `check_model(manifest of the whole model, positions of the run)` raises RoleError for a model
     that its `configure` would refuse in one stage, and for no other; it opens no file and looks at no device.
-    None where a worker cannot tell beforehand.
+    None where a worker cannot tell beforehand. A loader's `cache()` gives what it keeps on this machine's
+    disk; None where it keeps nothing.
     """
 
     kind: Kind
@@ -43,6 +44,7 @@ class Provider:
     api_level: int = API_LEVEL
     capabilities: Mapping[str, Any] = field(default_factory=dict)
     check_model: Callable[[StageManifest, int], None] | None = None
+    cache: Callable[[], ModelCache] | None = None
 
     @property
     def crosses_processes(self) -> bool:
