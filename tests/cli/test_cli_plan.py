@@ -122,7 +122,9 @@ def test_people_get_tables_that_stay_lines_in_a_pipe(call: Any) -> None:
 def test_memory_is_weights_cache_and_scratch(call: Any) -> None:
     record = planned(call, TINY / "llama-tied.gguf", "--nodes", 2, "--prompt-tokens", 10, "--max-tokens", 20)
     for stage in record["stages"]:
-        assert stage["need_bytes"] == sum(stage[name + "_bytes"] for name in ("weight", "kv", "scratch"))
+        assert stage["need_bytes"] == sum(
+            stage[name + "_bytes"] for name in ("weight", "kv", "scratch", "copies")
+        )
         assert stage["fetch_bytes"] == 0
     first, last = record["stages"]
     # 30 rows of a chunk: as many spare rows of cache as the run's own, and the last stage's logits

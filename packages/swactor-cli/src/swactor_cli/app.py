@@ -365,6 +365,15 @@ def plan(
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 32,
     prefill_chunk: Annotated[int, typer.Option(min=1, max=4096, help="Prompt tokens per compute step.")] = 32,
+    memory: Annotated[
+        str | None, typer.Option(help="What a stage may hold on each of --nodes, like 8GiB.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Compute device, such as CPU or CUDA.")] = None,
+    worker_option: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE for the worker plug-in, such as weights=packed; repeatable."),
+    ] = None,
+    worker: Worker = None,
     loader: Loader = None,
     json_lines: Json = False,
 ) -> None:
@@ -382,7 +391,10 @@ def plan(
         max_tokens=max_tokens,
         prompt_tokens=prompt_tokens,
         prefill_chunk=prefill_chunk,
-        plugins={"loader": loader},
+        memory=memory,
+        device=device,
+        worker_options=tuple(worker_option or ()),
+        plugins={"worker": worker, "loader": loader},
     )
     raise typer.Exit(command(options, Output(json_lines=json_lines)))
 
