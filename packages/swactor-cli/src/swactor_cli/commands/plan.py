@@ -141,7 +141,7 @@ def _refuse_what_does_not_fit(stages: list[dict[str, Any]]) -> None:
         )
     )
     remedy = "add nodes, take a smaller quantisation, or ask for fewer tokens"
-    if stage["copies_bytes"] > stage["need_bytes"] - stage["memory_bytes"]:
+    if stage["copies_bytes"] >= stage["need_bytes"] - stage["memory_bytes"]:
         remedy = "leave the worker options weights and kernels out: then nothing is copied"
     raise UsageError(
         f"stage {stage['stage_index']} does not fit: with these worker options it needs "
