@@ -88,4 +88,4 @@ def _filled_up(refs: Iterable[TensorRef]) -> int:
 
 def _expert_rows(parameters: ModelParameters, rows: int) -> int:
     """Gate and up of all experts that the rows of a chunk use: the model's facts speak of one."""
-    return 2 * F32_BYTES * rows * parameters.experts_used * parameters.feed_forward_dim
+    return F32_BYTES * rows * parameters.experts_used * (2 * parameters.feed_forward_dim + LANES)
