@@ -122,7 +122,9 @@ def test_people_get_tables_that_stay_lines_in_a_pipe(call: Any) -> None:
 def test_memory_is_weights_cache_and_scratch(call: Any) -> None:
     record = planned(call, TINY / "llama-tied.gguf", "--nodes", 2, "--prompt-tokens", 10, "--max-tokens", 20)
     for stage in record["stages"]:
-        assert stage["need_bytes"] == sum(stage[name + "_bytes"] for name in ("weight", "kv", "scratch"))
+        assert stage["need_bytes"] == sum(
+            stage[name + "_bytes"] for name in ("weight", "kv", "scratch", "copies")
+        )
         assert stage["fetch_bytes"] == 0
     first, last = record["stages"]
     # 30 rows of a chunk: as many spare rows of cache as the run's own, and the last stage's logits
@@ -141,3 +143,30 @@ def test_scratch_counts_against_the_declared_memory(call: Any, home: Path) -> No
     said = call("plan", TINY / "llama-tied.gguf", "--cluster", cluster_of(home, enough[0], enough[1] - 1))
     assert said.code == 2
     assert "weights, KV cache and scratch" in said.err
+
+
+def test_worker_options_count_as_in_a_run(call: Any, home: Path) -> None:
+    model = TINY.parent / "variants" / "gemma3-q8.gguf"
+    plain = planned(call, model, "--nodes", 1)["stages"][0]
+    packed = planned(call, model, "--nodes", 1, "--worker-option", "weights=packed")["stages"][0]
+    graph = planned(call, model, "--nodes", 1, "--worker-option", "kernels=graph")["stages"][0]
+    assert plain["copies_bytes"] == graph["copies_bytes"] == 0
+    assert packed["need_bytes"] - plain["need_bytes"] == packed["copies_bytes"] > 0
+    assert graph["process_bytes"] > packed["process_bytes"] == plain["process_bytes"] > 0
+    limit = ("--nodes", 1, "--memory", plain["need_bytes"])
+    assert call("plan", model, *limit).code == 0
+    said = call("plan", model, *limit, "--worker-option", "weights=packed")
+    assert said.code == 2
+    assert f"needs {packed['need_bytes']} bytes on node-0" in said.err
+    assert f"has {plain['need_bytes']}" in said.err
+    assert "leave the worker options" in said.err
+
+
+def test_wrong_worker_options_are_refused_as_in_a_run(call: Any, home: Path) -> None:
+    model = TINY / "llama-tied.gguf"
+    for option, words in (("weights=folded", "use mapped, packed, auto"), ("weights", "write it like")):
+        said = call("plan", model, "--worker-option", option)
+        assert said.code == 2
+        assert words in said.err
+    said = call("plan", model, "--memory", "8GiB", "--cluster", cluster_of(home, None, None))
+    assert said.code == 2

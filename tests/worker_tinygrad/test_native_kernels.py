@@ -284,6 +284,50 @@ def test_experts(kernels: Any, team: Any, name: str, rows: int) -> None:
     np.testing.assert_allclose(rest, before + mixed, **near)
 
 
+def test_slots_are_grouped_by_their_experts(kernels: Any, team: Any) -> None:
+    chosen = np.array([[3, 0], [1, 3], [3, 1], [5, 3]], np.uint64)
+    order, starts = np.zeros(8, np.uint64), np.full(7, 99, np.uint64)
+    run(team, [kernels.address("group"), 1, *map(address, (chosen, order, starts)), 8, 6])
+    np.testing.assert_array_equal(starts, [0, 1, 3, 3, 7, 7, 8])
+    np.testing.assert_array_equal(order, np.argsort(chosen.reshape(-1), kind="stable"))
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("rows", [8, 21])
+def test_experts_of_a_chunk_give_the_bits_of_row_by_row(
+    kernels: Any, team: Any, name: str, rows: int
+) -> None:
+    """Experts with no slot, one, a few, and most of them; in place and apart; rows that fill no panel."""
+    from swactor_worker_tinygrad.native import expert_words
+
+    columns, count, used, tokens = 256, 7, 2, 15
+    kind, stored, _ = stored_weights(name, rows * count, columns)
+    generator = np.random.default_rng(21)
+    chosen = np.stack([generator.permutation([0, 2, 2, 4, 5])[:2] for _ in range(tokens)]).astype(np.uint64)
+    chosen[:, 0] = np.where(np.arange(tokens) < 11, 6, chosen[:, 0])
+    chosen[3, 1] = 3
+    x, wide, rest = (
+        generator.standard_normal(shape).astype(np.float32)
+        for shape in ((tokens, columns), (tokens, used, columns), (tokens, rows))
+    )
+    shares = generator.random((tokens, used)).astype(np.float32)
+    order, starts = np.zeros(tokens * used, np.uint64), np.zeros(count + 1, np.uint64)
+    run(team, [kernels.address("group"), 1, *map(address, (chosen, order, starts)), tokens * used, count])
+    scratch = np.zeros(expert_words(columns, tokens * used, 4), np.float32)
+    grouped = [address(order), address(starts), count, address(scratch)]
+    kernel, shape = kernels.address("experts", kind), [rows, columns, tokens, used, address(chosen)]
+    made = []
+    for more in ([], grouped):
+        apart, mixed = np.zeros((tokens, used, rows), np.float32), rest.copy()
+        run(team, [kernel, 3, address(apart), address(x), address(stored), *shape, 0, 0, *more])
+        last = [address(shares), address(mixed)]
+        run(team, [kernel, 3, address(mixed), address(wide), address(stored), *shape, *last, *more])
+        made.append((apart, mixed))
+    for one, other in zip(*made, strict=True):
+        assert one.any()
+        np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))
+
+
 @pytest.mark.parametrize("count", [16, 5, 1000])
 def test_gate(kernels: Any, team: Any, count: int) -> None:
     generator = np.random.default_rng(7)
@@ -412,7 +456,7 @@ def test_kernels_are_built_once(kernels: Any) -> None:
     assert kernels.address("norm") != kernels.address("gate")
 
 
-PLAIN = [(name, None) for name in ("attention", "cap", "gate", "norm", "rope", "route", "run")]
+PLAIN = [(name, None) for name in ("attention", "cap", "gate", "group", "norm", "rope", "route", "run")]
 OLD_PROCESSORS = ["x86-64", "x86-64-v3"] if platform.machine() == "x86_64" else ["native"]
 COMPILERS_HERE = [name for name in COMPILERS if shutil.which(name) is not None]
 

@@ -142,19 +142,74 @@ def stepped(inputs: list[Any], place: Any) -> None:
 @pytest.mark.parametrize("direct", [True, False])
 def test_a_graph_replays_over_other_buffers_and_places(internals: Any, direct: bool) -> None:
     _, sample = graph_inputs(internals, 0)
-    graph = internals.Graph(stepped, sample, {"place": internals.position_variable("place", 6)})
+    variables = {"place": internals.position_variable("place", 6)}
+    graph = internals.Graph(stepped, sample, variables, direct=direct)
     assert graph.kernels >= 2
     arrays, inputs = graph_inputs(internals, 1)
     bound = graph.bind(inputs)
-    assert bound.direct
-    if not direct:
-        bound.forget_direct()
+    assert bound.direct == direct
     x, weight, cache, _ = arrays
     for place in (3, 0, 6):
         bound.run({"place": place})
         cache[place : place + 2] = x @ weight
         np.testing.assert_allclose(inputs[2].numpy(), cache, atol=1e-5)
         np.testing.assert_allclose(inputs[3].numpy(), x + cache[: place + 2].sum(0), atol=1e-5)
+
+
+def test_a_captured_graph_is_kept_for_the_next_process(internals: Any, tmp_path: Path) -> None:
+    """The second process with the same key captures nothing and computes the same; another key, another
+    shape, or another bound of the variable is captured anew."""
+    code = (
+        "import sys\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "from swactor_worker_tinygrad import environment\n"
+        "environment.prepare(environment.read_settings({}))\n"
+        "from swactor_worker_tinygrad import internals\n"
+        "internals.open_device('CPU')\n"
+        "from test_tinygrad_internals import filled, graph_inputs, stepped\n"
+        "def made(key, last=6):\n"
+        "    variables = {'place': internals.position_variable('place', last)}\n"
+        "    return internals.Graph(stepped, graph_inputs(internals, 0)[1], variables, key=key)\n"
+        "graph = made('one')\n"
+        "inputs = graph_inputs(internals, 1)[1]\n"
+        "bound = graph.bind(inputs)\n"
+        "for place in (3, 0, 6):\n"
+        "    bound.run({'place': place})\n"
+        "print(graph.captured, inputs[2].numpy().tobytes().hex(), inputs[3].numpy().tobytes().hex())\n"
+        "print(made('').captured, made('two' + sys.argv[2]).captured, made('one', 5).captured)\n"
+    )
+    said = []
+    for run in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(Path(__file__).parent), str(run)],
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout.splitlines())
+    assert said[0][0].split()[0] == "True"
+    assert said[1][0].split()[0] == "False"
+    assert said[0][0].split()[1:] == said[1][0].split()[1:]
+    assert said[0][1] == "True True True"
+    assert said[1][1] == "True True False"
+
+
+def test_a_graph_over_values_that_capturing_made_is_not_kept(internals: Any) -> None:
+    """What lies in a buffer of its own before the first kernel would not be there in the next process."""
+    _, held = filled(internals, np.arange(8, dtype=np.float32))
+
+    def added(inputs: list[Any]) -> None:
+        inputs[1].assign(inputs[0] + held).realize()
+
+    for _ in range(2):
+        inputs = [filled(internals, np.full(8, value, np.float32))[1] for value in (1, 0)]
+        graph = internals.Graph(added, inputs, {}, key=f"held {os.getpid()}")
+        assert graph.captured
+        graph.bind(inputs).run({})
+        np.testing.assert_array_equal(inputs[1].numpy(), np.arange(8) + 1)
 
 
 def test_a_variable_of_one_value_is_widened(internals: Any) -> None:

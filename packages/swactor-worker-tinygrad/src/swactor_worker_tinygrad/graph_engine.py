@@ -8,9 +8,11 @@ stage.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -176,6 +178,18 @@ def head_function(parameters: ModelParameters, ends: Ends) -> Callable[..., None
     return run
 
 
+def _key_of(parameters: ModelParameters) -> str:
+    """Everything but types, shapes and windows that a block's or the head's graph follows from: the family by
+    its name, the model's parameters, and this package's code, which turns them into a graph."""
+    code = hashlib.blake2b(digest_size=16)
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        code.update(path.read_bytes())
+    of_the_stage = ("family", "layer_start", "layer_end_exclusive", "windowed")
+    names = [field.name for field in fields(parameters) if field.name not in of_the_stage]
+    facts = [(name, getattr(parameters, name)) for name in names]
+    return f"{code.hexdigest()} {parameters.family.architecture} {facts!r}"
+
+
 class GraphEngine:
     """Blocks, KV cache and head of one stage on one device.
 
@@ -236,6 +250,7 @@ class GraphEngine:
         """What `step` and `project` need compiled, in parts that may be reported and interrupted between."""
         kinds: dict[tuple[Any, ...], internals.Graph] = {}
         p = self.parameters
+        named = _key_of(p)
 
         def link(width: int, index: int) -> None:
             weights, tables = self._blocks[index], len(self._tables[index])
@@ -245,14 +260,17 @@ class GraphEngine:
             if kind not in kinds:
                 variable = internals.position_variable(POSITION, self.context - width)
                 function = block_function(p, width, weights, window=window, tables=tables)
-                kinds[kind] = internals.Graph(function, inputs, {POSITION: variable})
+                key = f"block {width} {kind!r} {named}"
+                kinds[kind] = internals.Graph(function, inputs, {POSITION: variable}, key=key)
             self._chains.setdefault(width, []).append(kinds[kind].bind(inputs))
 
         def head() -> None:
             assert self._ends is not None
             x = self._rows[1][len(self._blocks) % 2]
             inputs = [x, self._logits, *(w.blob for w in self._ends.weights())]
-            self._head = internals.Graph(head_function(p, self._ends), inputs, {}).bind(inputs)
+            kind = [(w.ggml_type, w.shape) for w in self._ends.weights()]
+            key = f"head {kind!r} {named}"
+            self._head = internals.Graph(head_function(p, self._ends), inputs, {}, key=key).bind(inputs)
 
         parts: list[Callable[[], None]] = [
             partial(link, width, index) for width in self.widths for index in range(len(self._blocks))

@@ -11,18 +11,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import hashlib
 import mmap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tinygrad import Device, Tensor, TinyJit, dtypes
+from tinygrad import Device, Tensor, TinyJit, dtypes, helpers
 from tinygrad.device import Buffer, TinyELF
 from tinygrad.dtype import DType
-from tinygrad.engine.realize import get_runtime, resolve_params, run_linear
-from tinygrad.helpers import diskcache_get, diskcache_put
+from tinygrad.engine.realize import resolve_params, run_linear
+from tinygrad.helpers import ContextVar, diskcache_get, diskcache_put
 from tinygrad.llm.gguf import _GGML_NATIVE, _GGML_QUANT, ggml_data_to_tensor
 from tinygrad.uop.ops import Ops, UOp
 
@@ -245,85 +247,197 @@ def position_variable(name: str, last: int) -> UOp:
     return UOp.variable(name, 0, max(1, last))
 
 
-@dataclass(frozen=True, slots=True)
-class _Launch:
-    """One kernel with its arguments: `values` are shared cells that the position is written into."""
+class _Is(IntEnum):
+    """What an argument of a kernel is: a byte of an input, a byte of a buffer of the graph's own, a value."""
 
-    function: Callable[..., Any]
-    arguments: tuple[ctypes.c_uint64, ...]
+    INPUT = 0
+    OWN = 1
+    VALUE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """A captured graph without tinygrad's graph: programs with their arguments, in order, as they are kept on
+    disk. An argument is (what it is, which, byte offset). `own` are the sizes of the buffers that only its
+    kernels read and write; `portable` says that nothing was in those before the first kernel ran."""
+
+    programs: tuple[tuple[TinyELF, tuple[tuple[int, Any, int], ...]], ...]
+    own: tuple[int, ...]
+    portable: bool
+
+
+def _recipe_of(linear: UOp, inputs: tuple[UOp, ...]) -> tuple[_Recipe, list[Buffer]] | None:
+    """The graph over `inputs` as programs, and its own buffers; None when a call is anything else than a
+    program on the CPU device's one-function kernels."""
+    given = {id(uop.buffer.base): index for index, uop in enumerate(inputs)}
+    own: dict[int, tuple[int, Buffer]] = {}
+    programs, written, portable = [], set(), True
+
+    def place(buffer: Buffer) -> tuple[int, Any, int]:
+        base = buffer.base
+        if id(base) in given:
+            return _Is.INPUT, given[id(base)], buffer.offset
+        index, _ = own.setdefault(id(base), (len(own), base))
+        return _Is.OWN, index, buffer.offset
+
+    for call in linear.src:
+        program = call.src[0]
+        if program.op is not Ops.PROGRAM:
+            return None
+        device = call.src[1].device
+        if not isinstance(device, str) or device.split(":")[0] != "CPU":
+            return None
+        info = program.arg
+        if info.runtimevars or info.target.renderer == "LVP":
+            return None
+        if any(not isinstance(size, int) for size in info.global_size):
+            return None
+        buffers = [uop.buffer.ensure_allocated() for uop in resolve_params(call, inputs)]
+        read = {(*place(buffers[i]), buffers[i].nbytes) for i in info.ins}
+        portable = portable and all(each[0] == _Is.INPUT or each in written for each in read)
+        written |= {(*place(buffers[i]), buffers[i].nbytes) for i in info.outs}
+        arguments = [place(buffers[i]) for i in info.globals]
+        arguments += [(_Is.VALUE, variable.expr, 0) for variable in info.vars]
+        # the signature holds graph nodes and is of no use to a program that is called directly
+        programs.append((replace(program.to_elf(), signature=(), profile_key=None), tuple(arguments)))
+    bases = [base for _, base in own.values()]
+    return _Recipe(tuple(programs), tuple(base.nbytes for base in bases), portable), bases
 
 
 class Graph:
     """A function of tensors, captured once and replayed over other tensors of the same shapes.
 
-    Capturing with the first call, not the second, is sound because every input is realized beforehand.
+    On the CPU device the capture is reduced to programs and their arguments, and with a `key` that is kept on
+    disk: the next start with the same key, inputs and variables takes seconds less, and none of the memory
+    that capturing takes. Capturing with the first call, not the second, is sound because every input is
+    realized beforehand.
     """
 
     def __init__(
-        self, function: Callable[..., Any], inputs: Sequence[Tensor], variables: dict[str, UOp]
+        self,
+        function: Callable[..., Any],
+        inputs: Sequence[Tensor],
+        variables: dict[str, UOp],
+        *,
+        key: str = "",
+        direct: bool = True,
     ) -> None:
         """`function(inputs, **variables)` must write all its results into inputs and return None or a
-        tensor that it realized. `variables` are unbound; capture runs with each at zero."""
+        tensor that it realized. `variables` are unbound; capture runs with each at zero. `key` must name
+        everything that the function depends on besides them; empty: nothing is kept. Without `direct` the
+        graph is replayed through tinygrad, as devices other than the CPU do."""
+        self._linear: UOp | None = None
+        self._recipe: _Recipe | None = None
+        kept = _kept_under(key, inputs, variables) if key and direct else ""
+        if kept:
+            found = diskcache_get(_RECIPES, kept)
+            self._recipe = found if isinstance(found, _Recipe) else None
+        #: whether tinygrad had to capture, rather than read what an earlier process had captured
+        self.captured = self._recipe is None
+        if self._recipe is not None:
+            self._own = [new_buffer("CPU", nbytes) for nbytes in self._recipe.own]
+        else:
+            self._capture(function, inputs, variables, kept=kept, direct=direct)
+        self._programs = [] if self._recipe is None else [_load(code) for code, _ in self._recipe.programs]
+
+    def _capture(
+        self,
+        function: Callable[..., Any],
+        inputs: Sequence[Tensor],
+        variables: dict[str, UOp],
+        *,
+        kept: str,
+        direct: bool,
+    ) -> None:
         bound = {name: variable.bind(0) for name, variable in variables.items()}
         jit = TinyJit(function)
         jit.cnt = 1
         jit(list(inputs), **bound)
-        self._linear = jit.captured.linear
+        linear = jit.captured.linear
+        made = _recipe_of(linear, tuple(tensor.uop.base for tensor in inputs)) if direct else None
+        if made is None:
+            self._linear = linear
+            return
+        self._recipe, self._own = made
+        if kept and self._recipe.portable:
+            diskcache_put(_RECIPES, kept, self._recipe)
 
     @property
     def kernels(self) -> int:
-        return len(self._linear.src)
+        return len(self._programs) if self._linear is None else len(self._linear.src)
 
     def bind(self, inputs: Sequence[Tensor]) -> Launches:
         """The graph over these inputs, which must have the shapes of the capture and distinct buffers."""
-        return Launches(self._linear, tuple(tensor.uop.base for tensor in inputs), tuple(inputs))
+        if self._recipe is None:
+            assert self._linear is not None
+            return Launches(tuple(inputs), linear=self._linear)
+        cells: dict[str, ctypes.c_uint64] = {}
+        bases = [[address_of(buffer_of(tensor)) for tensor in inputs], [address_of(b) for b in self._own]]
+
+        def argument(kind: int, which: Any, offset: int) -> ctypes.c_uint64:
+            if kind == _Is.VALUE:
+                return cells.setdefault(which, ctypes.c_uint64(0))
+            return ctypes.c_uint64(bases[kind][which] + offset)
+
+        launches = [
+            _Launch(program.fxn, tuple(argument(*each) for each in arguments))
+            for program, (_, arguments) in zip(self._programs, self._recipe.programs, strict=True)
+        ]
+        return Launches((*inputs, *self._own, *self._programs), launches=launches, cells=cells)
+
+
+_RECIPES = "swactor_graph"
+
+
+def _load(code: TinyELF) -> Any:
+    return Device["CPU"].runtime(code)
+
+
+def _kept_under(key: str, inputs: Sequence[Tensor], variables: dict[str, UOp]) -> str:
+    """The name on disk of a graph over such inputs: `key`, and what tinygrad's code generation depends on."""
+    switches = sorted((v.key, repr(v.value)) for v in vars(helpers).values() if isinstance(v, ContextVar))
+    shapes = [(tensor.shape, str(tensor.dtype), buffer_of(tensor).nbytes) for tensor in inputs]
+    bounds = [(name, v.vmin, v.vmax) for name, v in variables.items()]
+    target = Device["CPU"].renderer.target
+    text = repr((key, switches, shapes, bounds, {t.device for t in inputs}, target))
+    return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """One kernel with its arguments: those that are values are cells that they are written into."""
+
+    function: Callable[..., Any]
+    arguments: tuple[ctypes.c_uint64, ...]
 
 
 class Launches:
     """A captured graph bound to buffers. On the CPU device the kernels are called directly with arguments
     prepared once; elsewhere tinygrad replays the graph."""
 
-    def __init__(self, linear: UOp, inputs: tuple[UOp, ...], keep: tuple[Tensor, ...]) -> None:
-        self._linear, self._inputs, self._keep = linear, inputs, keep
-        self._cells: dict[str, ctypes.c_uint64] = {}
-        self._prepared = self._prepare()
-
-    def _prepare(self) -> list[_Launch] | None:
-        """None when a call is anything else than a program on the CPU device's one-function kernels."""
-        prepared = []
-        for call in self._linear.src:
-            program = call.src[0]
-            if program.op is not Ops.PROGRAM:
-                return None
-            device = call.src[1].device
-            if not isinstance(device, str) or device.split(":")[0] != "CPU":
-                return None
-            runtime = get_runtime(device, program)
-            info = program.arg
-            if info.runtimevars or runtime.lvp or any(not isinstance(size, int) for size in info.global_size):
-                return None
-            buffers = [uop.buffer.ensure_allocated() for uop in resolve_params(call, self._inputs)]
-            self._keep += tuple(buffers)
-            arguments = [ctypes.c_uint64(buffers[i].get_buf(device).va_addr) for i in info.globals]
-            arguments += [self._cells.setdefault(v.expr, ctypes.c_uint64(0)) for v in info.vars]
-            prepared.append(_Launch(runtime.fxn, tuple(arguments)))
-        return prepared
+    def __init__(
+        self,
+        keep: tuple[Any, ...],
+        *,
+        linear: UOp | None = None,
+        launches: Sequence[_Launch] = (),
+        cells: dict[str, ctypes.c_uint64] | None = None,
+    ) -> None:
+        """`keep` lives as long as this: with a `linear`, the tensors that it runs over."""
+        self._linear, self._keep, self._launches, self._cells = linear, keep, launches, cells or {}
 
     @property
     def direct(self) -> bool:
         """Whether kernels are called without tinygrad's replay."""
-        return self._prepared is not None
-
-    def forget_direct(self) -> None:
-        """Replays through tinygrad from now on, as devices other than the CPU do."""
-        self._prepared = None
+        return self._linear is None
 
     def run(self, values: dict[str, int]) -> None:
         """Runs all kernels in order; on CPU complete on return, elsewhere queued."""
-        if self._prepared is None:
-            run_linear(self._linear, values, input_uops=self._inputs, jit=True)
+        if self._linear is not None:
+            inputs = tuple(tensor.uop.base for tensor in self._keep)
+            run_linear(self._linear, values, input_uops=inputs, jit=True)
             return
         for name, cell in self._cells.items():
             cell.value = values[name]
-        for launch in self._prepared:
+        for launch in self._launches:
             launch.function(*launch.arguments)

@@ -39,6 +39,7 @@ TYPES = {
 }
 LANES = 16
 _QUERIES = 4
+_PANEL = 4  # rows that `experts.c` takes at once, at most
 
 
 # types whose blocks `native/pack.c` can lay side by side
@@ -48,6 +49,11 @@ LANE_TYPES = frozenset(TYPES) - {0, 1, 30}
 def matmul_words(columns: int, tokens: int, threads: int) -> int:
     """f32 words of scratch that either matmul needs for `tokens` rows of `columns` values."""
     return threads * (18 * columns + tokens * columns // LANES)
+
+
+def expert_words(columns: int, slots: int, threads: int) -> int:
+    """f32 words of scratch that `experts.c` needs for a chunk's slots and experts of `columns` values."""
+    return threads * _PANEL * (columns + slots)
 
 
 def shares_words(context: int, threads: int) -> int:

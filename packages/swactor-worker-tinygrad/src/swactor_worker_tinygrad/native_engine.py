@@ -23,6 +23,7 @@ from swactor_worker_tinygrad.native import (
     KernelList,
     Kernels,
     Team,
+    expert_words,
     float_bits,
     matmul_words,
     shares_words,
@@ -55,7 +56,7 @@ class NativeEngine:
     Blocks work in place: output rows take the place of input rows. Shapes of the working memory, for T rows:
     h (T, hidden), q (T, heads * key_dim), k (T, kv_heads * key_dim), v (T, kv_heads * value_dim), attended
     (T, heads * value_dim), gate and up (T, feed_forward); with experts, gate and up (T, experts used,
-    feed_forward), scores (T, experts), chosen and shares (T, experts used).
+    feed_forward), scores (T, experts), chosen, shares and order (T, experts used).
     """
 
     #: multiplications below which a part costs more to hand over than it saves (about 2 microseconds)
@@ -115,6 +116,9 @@ class NativeEngine:
             self._scores = self._room(chunk * p.experts)
             self._chosen = self._room(chunk * p.experts_used * 2)
             self._expert_shares = self._room(chunk * p.experts_used)
+            self._order = self._room((chunk * p.experts_used + p.experts + 1) * 2)
+            longest = max(p.hidden_dim, p.feed_forward_dim)
+            self._expert_scratch = self._room(expert_words(longest, chunk * p.experts_used, threads))
         widest = max(p.hidden_dim, p.feed_forward_dim, p.attended_width)
         self._scratch = self._room(matmul_words(widest, chunk, threads))
         self._shares = self._room(shares_words(self._context, threads))
@@ -156,7 +160,7 @@ class NativeEngine:
         wanted += [(self._product_of(kind), kind) for kind in kinds]
         wanted += [(name, None) for name in ("norm", "rope", "attention", "gate")]
         wanted += [("experts", kind) for kind in sorted({weight.ggml_type for weight in self._experts()})]
-        wanted += [("route", None)] if self.parameters.experts else []
+        wanted += [("route", None), ("group", None)] if self.parameters.experts else []
         wanted += [("cap", None)] if self._ends is not None and self.parameters.logit_cap else []
         if self._embedding is not None:
             wanted.append(("rows", self._embedding.ggml_type))
@@ -321,14 +325,19 @@ class NativeEngine:
             kernel = self._kernels.address("experts", weight.ggml_type)
             _, height, columns = weight.shape
             blob = weight.address
-            parts = self._parts(slots * height // LANES, slots * height * columns)
+            units = height if rows > 1 else slots * height
+            parts = self._parts(units // LANES, slots * height * columns)
             shape = [height, columns, rows, p.experts_used, self._chosen]
-            return [kernel, parts, out, given, blob, *shape, *last]
+            return [kernel, parts, out, given, blob, *shape, *(last or (0, 0)), *by_expert]
 
+        starts = self._order + slots * 8
+        by_expert = [self._order, starts, p.experts, self._expert_scratch] if rows > 1 else []
+        grouped = [self._kernels.address("group"), 1, self._chosen, self._order, starts, slots, p.experts]
         routed = [self._scores, self._chosen, self._expert_shares, rows, p.experts, p.experts_used]
         return [
             self._linear(self._scores, self._h, weights, "ffn_gate_inp", rows),
             [self._kernels.address("route"), 1, *routed],
+            *([grouped] if rows > 1 else []),
             experts(self._gate, self._h, "gate"),
             experts(self._up, self._h, "up"),
             self._gated(slots * p.feed_forward_dim),

@@ -8,7 +8,7 @@ from typing import Any
 from swactor_core.checks import DoctorCheck
 from swactor_core.hookspecs import hookimpl
 from swactor_core.spi.loader import StageManifest
-from swactor_core.spi.provider import Kind, Provider
+from swactor_core.spi.provider import Kind, Provider, WorkerMemory
 
 from swactor_worker_tinygrad.families import FAMILIES
 
@@ -25,6 +25,14 @@ def _check_model(manifest: StageManifest, max_context: int) -> None:
     check_model(manifest, max_context)
 
 
+def _memory(
+    manifest: StageManifest, max_context: int, *, prefill_chunk: int, settings: Mapping[str, object]
+) -> WorkerMemory:
+    from swactor_worker_tinygrad.memory import stage_memory
+
+    return stage_memory(manifest, max_context, prefill_chunk=prefill_chunk, settings=settings)
+
+
 @hookimpl
 def swactor_register_workers() -> Iterable[Provider]:
     return [
@@ -39,6 +47,7 @@ def swactor_register_workers() -> Iterable[Provider]:
                 "sampling": True,
             },
             check_model=_check_model,
+            memory=_memory,
         )
     ]
 

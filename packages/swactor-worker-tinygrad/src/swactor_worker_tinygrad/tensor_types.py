@@ -1,7 +1,7 @@
 """The ggml types that weights may be stored in, and which of them a stage's tensors have.
 
-Knows numbers, block sizes and who unpacks a type. Must not know tinygrad (a test holds this table against
-it), files or models; the gguf package knows the sizes too, but imports slowly.
+Knows numbers, block sizes and who unpacks a type. Must not know tinygrad (tests hold these tables against
+it and against the native kernels), files or models; the gguf package knows the sizes too, but imports slowly.
 """
 
 from __future__ import annotations
@@ -53,6 +53,11 @@ BLOCKS = {
 HOST_TYPES = frozenset({10, 11, 16, 17, 19, 20, 29, 34, 35, 40})
 # types that tinygrad unpacks inside the kernel that reads them
 GRAPH_TYPES = frozenset(BLOCKS) - HOST_TYPES
+
+# types whose matrices a native kernel reads
+NATIVE_TYPES = frozenset({0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 30})
+# those of them that can be laid out anew in memory
+PACKED_TYPES = NATIVE_TYPES - {0, 1, 30}
 
 
 def check_types(refs: Iterable[TensorRef]) -> None:

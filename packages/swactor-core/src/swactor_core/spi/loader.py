@@ -160,3 +160,30 @@ class Loader(Protocol):
     def open(self, name: str, progress: Callable[[int, int], None] | None = None) -> Model:
         """Reads the header only, wherever it is; what `progress` raises ends that, as in `Model.fetch`.
         Raises ModelError with field and offset for a malformed file."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """One file that a loader keeps. `key` tells it from others of the same `name`; `nbytes` is what it takes
+    on the disk, `file_bytes` what the whole of it would; `used` is when it was last read, in seconds since
+    1970; `in_use` whether a process has it open, or is fetching it, now."""
+
+    key: str
+    name: str
+    path: str
+    nbytes: int
+    file_bytes: int
+    used: float
+    in_use: bool
+
+
+class ModelCache(Protocol):
+    """What a loader keeps on this machine's disk (a provider's `cache()`)."""
+
+    @property
+    def folder(self) -> str: ...
+    def models(self) -> list[CachedModel]:
+        """Whole and partial ones, the one used last first. Writes nothing. Raises ModelError."""
+
+    def remove(self, model: CachedModel) -> bool:
+        """Deletes it, False when it is in use now. What runs with it open goes on. Raises ModelError."""

@@ -1,0 +1,135 @@
+"""What lies in the cache, and how it goes again: models are kept until somebody removes them.
+
+Knows the cache's folders (`cache`) and the locks of those who fetch. A model that a process has open or
+mapped stays: the kernel says so itself, whoever the process is (a write lease, Linux fcntl(2), is given only
+for a file that nobody else has open).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+from swactor_core.errors import ModelError
+from swactor_core.faults import ModelFailure
+from swactor_core.spi.loader import CachedModel
+
+from swactor_loader_gguf.cache import cache_directory
+from swactor_loader_gguf.sparse import WRITABLE, Claim
+
+_BLOCK = 512  # what st_blocks counts, whatever the file system's own blocks are
+_SERVING = frozenset({"journal", "lock"})
+
+
+class GgufCache:
+    """Implements `swactor_core.spi.loader.ModelCache`."""
+
+    def __init__(self) -> None:
+        self._cache = cache_directory()
+
+    @property
+    def folder(self) -> str:
+        return str(self._cache)
+
+    def models(self) -> list[CachedModel]:
+        """See `ModelCache.models`."""
+        try:
+            found = [_described(path) for path in self._files()]
+        except OSError as error:
+            raise _unusable(self._cache, error) from error
+        return sorted((model for model in found if model is not None), key=lambda model: -model.used)
+
+    def remove(self, model: CachedModel) -> bool:
+        """See `ModelCache.remove`."""
+        path = Path(model.path)
+        if path not in self._files():
+            raise ModelError(f"{model.path!r} is no model of the cache {self.folder!r}", hint="list it again")
+        try:
+            with contextlib.ExitStack() as held:
+                if (lock := path.parent / "lock").exists():
+                    claim = Claim.taken(str(lock), 0, max(model.file_bytes, 1))
+                    if claim is None:
+                        return False
+                    held.enter_context(claim)
+                if _open_elsewhere(path):
+                    return False
+                # the data first: without it the journal is not believed
+                path.unlink()
+                shutil.rmtree(path.parent)
+            self._drop_names()
+        except OSError as error:
+            raise _unusable(path, error) from error
+        return True
+
+    def _files(self) -> list[Path]:
+        places = (self._cache / "gguf", self._cache / "remote")
+        return [path for place in places for path in place.glob("*/*") if path.name not in _SERVING]
+
+    def _drop_names(self) -> None:
+        """Removes the notes of which digest a package's file had, where no file has it any more."""
+        for note in (self._cache / "names").glob("*"):
+            if not (self._cache / "gguf" / note.read_text("ascii", "replace").strip()).is_dir():
+                note.unlink(missing_ok=True)
+
+
+def _described(path: Path) -> CachedModel | None:
+    """None for a file that has just gone."""
+    try:
+        state = path.stat()
+    except FileNotFoundError:
+        return None
+    return CachedModel(
+        key=path.parent.name[:12],
+        name=path.name,
+        path=str(path),
+        nbytes=state.st_blocks * _BLOCK,
+        file_bytes=state.st_size,
+        used=max(state.st_atime, state.st_mtime),
+        in_use=_being_fetched(path.parent / "lock", state.st_size) or _open_elsewhere(path),
+    )
+
+
+def _being_fetched(lock: Path, size: int) -> bool:
+    if not lock.exists() or not os.access(lock, os.W_OK):
+        return False
+    claim = Claim.taken(str(lock), 0, max(size, 1))
+    if claim is not None:
+        claim.release()
+    return claim is None
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _open_elsewhere(path: Path) -> bool:
+    """Whether any process, this one too, has the file open or mapped; False where the system cannot say: for
+    a file of another user, and on file systems without leases."""
+    try:
+        with _opened(path) as descriptor:
+            # were the lease broken before it is given back: a signal that does nothing, not SIGIO
+            fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError as error:
+        return error.errno == errno.EAGAIN
+    return False
+
+
+def _unusable(path: Path, error: OSError) -> ModelError:
+    return ModelError(
+        f"the cache cannot be changed or read at {str(path)!r}: {error.strerror or error}",
+        hint=WRITABLE,
+        cause=ModelFailure.CACHE_UNUSABLE,
+    )
