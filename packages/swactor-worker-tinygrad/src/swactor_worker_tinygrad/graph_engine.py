@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -175,6 +175,7 @@ class GraphEngine:
     """
 
     kernels = "graph"
+    numerics: ClassVar[dict[str, str]] = {"numerics": "exact"}
 
     def __init__(
         self,
