@@ -56,8 +56,8 @@ class WorkerSettings:
     compiler's name, or empty; `kernels` is `native` (hand-written kernels, an error where they do not do),
     `graph` (tinygrad's own kernels), or `auto`: native where they do, else graph; `threads` run the native
     kernels; `weights` is `mapped` (read from the file), `packed` (laid out anew in memory for speed), or
-    `auto`: packed where memory is plenty; `numerics` is `exact` (f32 activations) or `fast` (activations rounded
-    to bytes, which native kernels do over packed weights).
+    `auto`: packed where memory is plenty; `numerics` is `exact` (f32 activations) or `fast` (activations
+    rounded to bytes, which native kernels do over packed weights).
     """
 
     device: str

@@ -200,8 +200,8 @@ class NativeEngine:
 
     @property
     def numerics(self) -> dict[str, str]:
-        """By which numerics the stage computes, for its facts: `fast` where any matrix is computed so, with how
-        many of the stage's matrices are; experts and types without such a product stay exact."""
+        """By which numerics the stage computes, for its facts: `fast` where any matrix is computed so, with
+        how many of the stage's matrices are; experts and types without such a product stay exact."""
         if not self.fast:
             return {"numerics": "exact"}
         matrices = [*self._matrices(), *self._experts()]
