@@ -339,8 +339,10 @@ def test_kernels_are_built_once(kernels: Any) -> None:
     assert kernels.address("norm") != kernels.address("gate")
 
 
-PLAIN = [(name, None) for name in ("attention", "cap", "gate", "norm", "rope", "route", "run")]
-OLD_PROCESSORS = ["x86-64", "x86-64-v3"] if platform.machine() == "x86_64" else ["native"]
+PLAIN = [(name, None) for name in ("attention", "cap", "gate", "norm", "rope", "round", "route", "run")]
+OLD_PROCESSORS = (
+    ["x86-64", "x86-64-v3", "x86-64-v4", "alderlake"] if platform.machine() == "x86_64" else ["native"]
+)
 COMPILERS_HERE = [name for name in COMPILERS if shutil.which(name) is not None]
 
 
@@ -349,7 +351,7 @@ COMPILERS_HERE = [name for name in COMPILERS if shutil.which(name) is not None]
 def test_sources_compile_for_old_compilers_and_processors(compiler: str, march: str) -> None:
     from swactor_worker_tinygrad.native import source
 
-    for kernel, kind in (("matmul", 1), ("matmul_lanes", 3), ("experts", 12), *PLAIN):
+    for kernel, kind in (("matmul", 1), ("matmul_lanes", 3), ("matmul_fast", 8), ("experts", 12), *PLAIN):
         built = subprocess.run(
             [
                 compiler,

@@ -76,37 +76,44 @@ INLINE ints dot(ints total, quads u, const int8_t *x) {
 }
 
 #elif defined(__AVX2__)
-typedef uint8_t half_quads __attribute__((vector_size(32)));
-typedef int32_t half_ints __attribute__((vector_size(32)));
-typedef int16_t half_shorts __attribute__((vector_size(32)));
+/* As many bytes as one instruction takes. */
+#if defined(__AVX512BW__)
+#define PIECE 64
+#else
+#define PIECE 32
+#endif
+typedef uint8_t piece_bytes __attribute__((vector_size(PIECE)));
+typedef int16_t piece_shorts __attribute__((vector_size(PIECE)));
+typedef int32_t piece_ints __attribute__((vector_size(PIECE)));
 
 #if defined(__AVXVNNI__)
-INLINE half_ints half_dot(half_ints total, half_quads u, half_ints x) {
+INLINE piece_ints piece_dot(piece_ints total, piece_bytes u, piece_ints x) {
   __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(total) : "x"(u), "x"(x));
   return total;
 }
 #else
-INLINE half_ints pairs(half_quads u, half_ints x) {
-  const half_shorts ones = (half_shorts){0} + 1;
-  half_shorts two;
-  half_ints four;
-  __asm__("vpmaddubsw %2, %1, %0" : "=x"(two) : "x"(u), "x"(x));
-  __asm__("vpmaddwd %2, %1, %0" : "=x"(four) : "x"(two), "x"(ones));
+INLINE piece_ints fours(piece_bytes u, piece_ints x) {
+  const piece_shorts ones = (piece_shorts){0} + 1;
+  piece_shorts two;
+  piece_ints four;
+  __asm__("vpmaddubsw %2, %1, %0" : "=v"(two) : "v"(u), "v"(x));
+  __asm__("vpmaddwd %2, %1, %0" : "=v"(four) : "v"(two), "v"(ones));
   return four;
 }
-INLINE half_ints half_dot(half_ints total, half_quads u, half_ints x) {
+INLINE piece_ints piece_dot(piece_ints total, piece_bytes u, piece_ints x) {
 #if OFFSET == 128 /* two products of 255 * 127 do not fit into 16 bits, of 127 * 127 or 128 * 127 they do */
-  return total + pairs(u & 127, x) + pairs(u & 128, x);
+  return total + fours(u & 127, x) + fours(u & 128, x);
 #else
-  return total + pairs(u, x);
+  return total + fours(u, x);
 #endif
 }
 #endif
 INLINE ints dot(ints total, quads u, const int8_t *x) {
-  union { quads whole; half_quads half[2]; } weights = {u};
-  union { ints whole; half_ints half[2]; } made = {total};
-  const half_ints four = (half_ints){0} + *(const int32_t *)x;
-  for (int i = 0; i < 2; i++) made.half[i] = half_dot(made.half[i], weights.half[i], four);
+  union { quads whole; piece_bytes piece[64 / PIECE]; } weights = {u};
+  union { ints whole; piece_ints piece[64 / PIECE]; } made = {total};
+  const piece_ints four = (piece_ints){0} + *(const int32_t *)x;
+#pragma clang loop unroll(full)
+  for (int i = 0; i < 64 / PIECE; i++) made.piece[i] = piece_dot(made.piece[i], weights.piece[i], four);
   return made.whole;
 }
 
