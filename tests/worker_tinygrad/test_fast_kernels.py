@@ -18,18 +18,19 @@ TILE = 8
 ROUNDED = np.dtype(
     [
         ("value", "i1", 32),
-        ("scale", "f4"),
-        ("sums", "f4", 3),  # of all, the left and the right half, times the scale
-        ("totals", "i4", 3),
+        ("scales", "f4", 2),  # of the left and the right half
+        ("sums", "f4", 2),
+        ("sum", "f4"),
+        ("totals", "i4", 2),
         ("unused", "i4"),
     ]
 )
 
 
 def rounded(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes (rows, groups, 32) and scales (rows, groups, 1) of f32 rows, in f32 as the kernel has it."""
-    groups = x.reshape(len(x), -1, 32)
-    greatest = np.abs(groups).max(2, keepdims=True)
+    """Bytes (rows, groups, 2, 16) and scales (rows, groups, 2, 1) of f32 rows, in f32 as kernels have it."""
+    groups = x.reshape(len(x), -1, 2, 16)
+    greatest = np.abs(groups).max(3, keepdims=True)
     counts = greatest >= np.float32(1e-36)
     inverse = np.divide(np.float32(127), greatest, out=np.zeros_like(greatest), where=counts)
     scale = np.where(counts, greatest / np.float32(127), np.float32(0))
@@ -40,10 +41,10 @@ def as_tiles(x: np.ndarray) -> np.ndarray:
     """The kernel's rows: tiles of eight, in a tile group by group."""
     value, scale = rounded(x)
     made = np.zeros(value.shape[:2], ROUNDED)
-    made["value"], made["scale"] = value, scale[..., 0]
-    left, right = value[..., :16].sum(2, dtype=np.int32), value[..., 16:].sum(2, dtype=np.int32)
-    made["totals"] = np.stack([left + right, left, right], 2)
-    made["sums"] = made["totals"].astype(np.float32) * scale
+    made["value"], made["scales"] = value.reshape(*made.shape, 32), scale[..., 0]
+    made["totals"] = value.sum(3, dtype=np.int32)
+    made["sums"] = made["totals"].astype(np.float32) * made["scales"]
+    made["sum"] = made["sums"][..., 0] + made["sums"][..., 1]
     tiles = [made[start : start + TILE].T.reshape(-1) for start in range(0, len(x), TILE)]
     return np.concatenate(tiles)
 
@@ -114,9 +115,11 @@ def test_rows_are_rounded_to_bytes(kernels: Any, team: Any, tokens: int) -> None
 def test_the_greatest_magnitude_is_127_and_halves_go_to_even(kernels: Any, team: Any) -> None:
     x = np.zeros((1, 32), np.float32)
     x[0, :6] = [-127, 0.5, 1.5, -2.5, 126.5, 3]
+    x[0, 16:18] = [254, 3]
     made = round_rows(kernels, team, x)[0]
     assert made["value"][:6].tolist() == [-127, 0, 2, -2, 126, 3]
-    assert (made["scale"], made["totals"].tolist()) == (1.0, [2, 2, 0])
+    assert made["value"][16:18].tolist() == [127, 2]
+    assert (made["scales"].tolist(), made["totals"].tolist()) == ([1.0, 2.0], [2, 129])
 
 
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])

@@ -12,24 +12,23 @@ INLINE ints first_total(int32_t total) { return (ints){0} - OFFSET * total; }
 
 /* Adds one group's products, `values` giving its eight quads. */
 INLINE floats add_group(floats total, const quads *values, const struct scales *s, const struct rounded *x) {
-#if defined(PER_HALF)
   ints left = first_total(x->left_total), right = first_total(x->right_total);
 #pragma clang loop unroll(full)
   for (int j = 0; j < 4; j++) {
     left = dot(left, values[j], x->value + 4 * j);
     right = dot(right, values[j + 4], x->value + 4 * j + LANES);
   }
-  total += __builtin_convertvector(left, floats) * x->scale * s->left;
-  total += __builtin_convertvector(right, floats) * x->scale * s->right;
+  const floats left_product = __builtin_convertvector(left, floats) * x->left_scale;
+#if defined(PER_HALF)
+  total += left_product * s->left;
+  total += __builtin_convertvector(right, floats) * x->right_scale * s->right;
 #if defined(HAS_MINIMUM)
   total += s->left_minimum * x->left_sum;
   total += s->right_minimum * x->right_sum;
 #endif
 #else
-  ints made = first_total(x->total);
-#pragma clang loop unroll(full)
-  for (int j = 0; j < 8; j++) made = dot(made, values[j], x->value + 4 * j);
-  total += __builtin_convertvector(made, floats) * x->scale * s->left;
+  const floats product = left_product + __builtin_convertvector(right, floats) * x->right_scale;
+  total += product * s->left;
 #if defined(HAS_MINIMUM)
   total += s->left_minimum * x->sum;
 #endif

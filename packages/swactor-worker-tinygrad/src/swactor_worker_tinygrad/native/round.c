@@ -1,6 +1,6 @@
-/* Rounds rows of x to bytes in groups of 32: scale = the greatest magnitude / 127, value = x * (127 / greatest), to the
- * nearest, half to even. Magnitudes below 1e-36 count as zero. A group that holds a NaN or an infinity gets NaN as its
- * scale, and so does everything that is computed from it.
+/* Rounds rows of x to bytes in halves of groups of 32: scale = the greatest magnitude / 127, value = x * (127 /
+ * greatest), to the nearest, half to even. Magnitudes below 1e-36 count as zero. A half that holds a NaN or an infinity
+ * gets NaN as its scale, and so does everything that is computed from it.
  * a: out (columns / 32 groups a row), x, columns (a multiple of 32), tokens. */
 INLINE ints magnitude(floats v) { return (ints)v & 0x7fffffff; }
 
@@ -16,29 +16,27 @@ INLINE ints nearest(floats v, float inverse) {
   return (ints)shifted - 0x4b400000;
 }
 
-INLINE void write(struct rounded *to, const float *x) {
-  const floats left = load(x), right = load(x + LANES);
-  const ints a = magnitude(left), b = magnitude(right), more = a > b;
-  const ints most = (a & more) | (b & ~more);
+/* Writes the bytes of sixteen values, and gives their scale. */
+INLINE float write_half(int8_t *to, int32_t *bytes_total, const float *x) {
+  const floats values = load(x);
+  const ints size = magnitude(values);
   /* as integers, magnitudes have the order of their values, and infinities and NaN come last */
   union { int32_t i; float f; } greatest = {0};
-  for (int i = 0; i < LANES; i++) greatest.i = most[i] > greatest.i ? most[i] : greatest.i;
+  for (int i = 0; i < LANES; i++) greatest.i = size[i] > greatest.i ? size[i] : greatest.i;
   const int is_number = greatest.i < 0x7f800000, is_zero = greatest.f < 1e-36f;
-  const float inverse = is_number && !is_zero ? 127.0f / greatest.f : 0;
-  to->scale = !is_number ? __builtin_nanf("") : is_zero ? 0 : greatest.f / 127.0f;
-  ints low = {0}, high = {0};
-  if (is_number) {
-    low = nearest(left, inverse);
-    high = nearest(right, inverse);
-  }
-  *(chars *)to->value = __builtin_convertvector(low, chars);
-  *(chars *)(to->value + LANES) = __builtin_convertvector(high, chars);
-  to->left_total = total(low);
-  to->right_total = total(high);
-  to->total = to->left_total + to->right_total;
-  to->left_sum = (float)to->left_total * to->scale;
-  to->right_sum = (float)to->right_total * to->scale;
-  to->sum = (float)to->total * to->scale;
+  ints made = {0};
+  if (is_number && !is_zero) made = nearest(values, 127.0f / greatest.f);
+  *(chars *)to = __builtin_convertvector(made, chars);
+  *bytes_total = total(made);
+  return !is_number ? __builtin_nanf("") : is_zero ? 0 : greatest.f / 127.0f;
+}
+
+INLINE void write(struct rounded *to, const float *x) {
+  to->left_scale = write_half(to->value, &to->left_total, x);
+  to->right_scale = write_half(to->value + LANES, &to->right_total, x + LANES);
+  to->left_sum = (float)to->left_total * to->left_scale;
+  to->right_sum = (float)to->right_total * to->right_scale;
+  to->sum = to->left_sum + to->right_sum;
   to->unused = 0;
 }
 
