@@ -1,6 +1,6 @@
 """What a start costs by part, how prefill compares with decode, what a stage holds: real worker processes.
 
-    python bench/load.py [MODEL] [--prompt N] [--tokens N] [--repeats R] [--kinds native:mapped,native:packed]
+    python bench/load.py [MODEL] [--prompt N] [--tokens N] [--repeats R] [--kinds native,native:packed:fast]
 
 A worker is spawned `--repeats` times for each kind, after one that fills the caches on disk (compiled
 kernels, and Python's bytecode, which goes to a folder of this program's own). Figures are medians.
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from kinds import settings_of
 from swactor_core.messages import (
     ObjectLoaded,
     RingReadable,
@@ -199,7 +200,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--kinds", default="native:mapped,native:packed,graph:mapped")
+    parser.add_argument("--kinds", default="native:mapped,native:packed,native:packed:fast,graph")
     options = parser.parse_args()
     loader = GgufLoader()
     path = options.model if Path(options.model).exists() else loader.resolve(options.model)
@@ -212,23 +213,20 @@ def main() -> None:
     print(f"{Path(path).name}: {weights >> 20} MiB of weights, {cache >> 20} MiB of KV cache,")
     print(f"prompt of {options.prompt}, {options.threads} thread(s), medians of {options.repeats}")
     print(
-        "kernels weights libraries weights compile  prompt   whole   floor of floor  role"
+        "kernels weights numerics libraries weights compile  prompt   whole   floor of floor  role"
         "  ms/row ms/token token in rows times graph  held"
     )
-    kinds = [kind.partition(":") for kind in options.kinds.split(",")]
-    starts: dict[str, list[Start]] = {}
+    kinds = [settings_of(kind) for kind in options.kinds.split(",")]
+    starts: dict[tuple[str, ...], list[Start]] = {}
     with tempfile.TemporaryDirectory() as bytecode:
         for repeat in range(options.repeats + 1):
-            for kernels, _, layout in kinds:
-                settings: dict[str, object] = {
-                    "kernels": kernels, "weights": layout or "mapped", "threads": options.threads
-                }  # fmt: skip
+            for kind in kinds:
+                settings: dict[str, object] = {**kind, "threads": options.threads}
                 made = measure(manifest, settings, prompt=prompt, tokens=options.tokens, bytecode=bytecode)
                 if repeat:
-                    starts.setdefault(f"{kernels}:{layout or 'mapped'}", []).append(made)
-    base = next((middle(each, "token") for name, each in starts.items() if name[0] == "g"), math.nan)
-    for name, each in starts.items():
-        kernels, _, layout = name.partition(":")
+                    starts.setdefault(tuple(kind.values()), []).append(made)
+    base = next((middle(each, "token") for kind, each in starts.items() if kind[0] == "graph"), math.nan)
+    for (kernels, layout, numerics), each in starts.items():
         whole, floor, token = (middle(each, figure) for figure in ("whole", "floor", "token"))
         row = middle(each, "warm_prompt") / options.prompt
         libraries, *parts = (middle(each, part) for part in ("libraries", "weights", "compile", "prompt"))
@@ -236,7 +234,7 @@ def main() -> None:
         ratios = f"{whole / floor:8.2f} {(whole - libraries) / floor:5.2f}"
         speeds = f"{row * 1e3:7.2f} {token * 1e3:8.2f} {token / row:12.2f} {base / token:11.1f}"
         held = middle(each, "held") / (weights + cache)
-        print(f"{kernels:7} {layout:7} {libraries:9.2f} {spent} {ratios} {speeds} {held:5.2f}")
+        print(f"{kernels:7} {layout:7} {numerics:8} {libraries:9.2f} {spent} {ratios} {speeds} {held:5.2f}")
 
 
 if __name__ == "__main__":

@@ -34,3 +34,28 @@ def graph_backend() -> Iterator[Any]:
 def either(request: pytest.FixtureRequest) -> Any:
     """Both ways of computing a stage."""
     return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="session")
+def fast_backend() -> Iterator[Any]:
+    from swactor_worker_tinygrad import create
+
+    made = create({"device": "CPU", "numerics": "fast"})
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def kernels(backend: Any) -> Any:
+    from swactor_worker_tinygrad.native import Kernels
+
+    return Kernels()
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def team(request: pytest.FixtureRequest, kernels: Any) -> Iterator[Any]:
+    from swactor_worker_tinygrad.native import Team
+
+    made = Team(kernels, request.param)
+    yield made
+    made.close()

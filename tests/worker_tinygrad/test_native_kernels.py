@@ -5,79 +5,12 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+from kernel_support import BLOCKS, FLOATS, TYPES, address, run, stored_weights
 from swactor_worker_tinygrad.environment import COMPILERS
-
-FLOATS = ["F32", "F16", "BF16"]
-BLOCKS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
-TYPES = [*FLOATS, *BLOCKS]
-# where a block holds f16 scale fields, as byte offsets; random bits there would be infinities
-SCALES = {
-    "Q4_0": (0,),
-    "Q4_1": (0, 2),
-    "Q5_0": (0,),
-    "Q5_1": (0, 2),
-    "Q8_0": (0,),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208,),
-    "IQ4_NL": (0,),
-    "IQ4_XS": (0,),
-}
-
-
-@pytest.fixture(scope="module")
-def kernels(backend: Any) -> Any:
-    from swactor_worker_tinygrad.native import Kernels
-
-    return Kernels()
-
-
-@pytest.fixture(scope="module", params=[1, 3])
-def team(request: pytest.FixtureRequest, kernels: Any) -> Iterator[Any]:
-    from swactor_worker_tinygrad.native import Team
-
-    made = Team(kernels, request.param)
-    yield made
-    made.close()
-
-
-def stored_weights(name: str, rows: int, columns: int, seed: int = 1) -> tuple[int, np.ndarray, np.ndarray]:
-    """(ggml type, stored bytes (rows, row bytes), values (rows, columns)) of random weights."""
-    kind = GGMLQuantizationType[name]
-    generator = np.random.default_rng(seed)
-    values = generator.standard_normal((rows, columns)).astype(np.float32)
-    if name == "F32":
-        stored = values.view(np.uint8)
-    elif name == "F16":
-        values[0, 0] = 3e-6  # a subnormal
-        stored = values.astype(np.float16).view(np.uint8)
-    elif name == "BF16":
-        stored = (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-    else:
-        per_block, block_bytes = GGML_QUANT_SIZES[kind]
-        blocks = generator.integers(0, 256, (rows * columns // per_block, block_bytes), dtype=np.uint8)
-        for offset in SCALES[name]:
-            scale = generator.uniform(-0.1, 0.1, (len(blocks), 1)).astype(np.float16)
-            blocks[:, offset : offset + 2] = scale.view(np.uint8)
-        stored = blocks.reshape(rows, -1)
-    stored = np.ascontiguousarray(stored.reshape(rows, -1))
-    return int(kind), stored, np.asarray(dequantize(stored, kind), np.float32).reshape(rows, columns)
-
-
-def address(array: np.ndarray) -> int:
-    return int(array.ctypes.data)
-
-
-def run(team: Any, *entries: Sequence[int]) -> None:
-    team.run(team.prepare(entries))
 
 
 def packed(kernels: Any, team: Any, kind: int, stored: np.ndarray) -> np.ndarray:
@@ -456,8 +389,12 @@ def test_kernels_are_built_once(kernels: Any) -> None:
     assert kernels.address("norm") != kernels.address("gate")
 
 
-PLAIN = [(name, None) for name in ("attention", "cap", "gate", "group", "norm", "rope", "route", "run")]
-OLD_PROCESSORS = ["x86-64", "x86-64-v3"] if platform.machine() == "x86_64" else ["native"]
+PLAIN = [
+    (name, None) for name in ("attention", "cap", "gate", "group", "norm", "rope", "round", "route", "run")
+]
+OLD_PROCESSORS = (
+    ["x86-64", "x86-64-v3", "x86-64-v4", "alderlake"] if platform.machine() == "x86_64" else ["native"]
+)
 COMPILERS_HERE = [name for name in COMPILERS if shutil.which(name) is not None]
 
 
@@ -466,7 +403,7 @@ COMPILERS_HERE = [name for name in COMPILERS if shutil.which(name) is not None]
 def test_sources_compile_for_old_compilers_and_processors(compiler: str, march: str) -> None:
     from swactor_worker_tinygrad.native import source
 
-    for kernel, kind in (("matmul", 1), ("matmul_lanes", 3), ("experts", 12), *PLAIN):
+    for kernel, kind in (("matmul", 1), ("matmul_lanes", 3), ("matmul_fast", 8), ("experts", 12), *PLAIN):
         built = subprocess.run(
             [
                 compiler,

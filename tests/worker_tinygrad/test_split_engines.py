@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quantize
 from stage_support import Pipeline, manifest_of
+from swactor_core.faults import RoleFailure
 from swactor_core.plan import TokenOutputPolicy
+from swactor_core.spi.worker import RoleError
 from swactor_loader_gguf.loader import GgufLoader
 
 WIDTH, VOCAB, LAYERS = 256, 64, 2
@@ -76,6 +78,13 @@ def test_a_split_gives_the_bits_of_the_whole(backend: Any, model: Path) -> None:
     split = kernels_and_rows(backend, Pipeline(backend, model, 2, manifests=parts, **OPTIONS))
     assert single == split
     assert split[0] == {"graph"}
+
+
+def test_fast_numerics_are_refused_for_a_model_that_is_a_graph(fast_backend: Any, model: Path) -> None:
+    with pytest.raises(RoleError, match=r"no native kernels for MXFP4.*numerics = fast") as caught:
+        Pipeline(fast_backend, model, 1, **OPTIONS)
+    assert caught.value.reason is RoleFailure.CONFIG_INVALID
+    assert "leave the worker option numerics out" in caught.value.hint
 
 
 def test_a_stage_alone_would_choose_otherwise(backend: Any, model: Path) -> None:

@@ -35,6 +35,12 @@ def bare_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"device": "TPU"}, "device 'TPU' is not known"),
         ({"kernels": "fast"}, "kernels = 'fast'"),
         ({"weights": "copied"}, "weights = 'copied'"),
+        ({"numerics": "quick"}, "numerics = 'quick' is not known"),
+        ({"numerics": 8}, "numerics = 8 is not a string"),
+        ({"numerics": "fast", "kernels": "graph"}, "numerics = 'fast' does not go with kernels = 'graph'"),
+        ({"numerics": "fast", "weights": "mapped"}, "numerics = 'fast' does not go with weights = 'mapped'"),
+        ({"numerics": "fast", "weights": "auto"}, "numerics = 'fast' does not go with weights = 'auto'"),
+        ({"numerics": "fast", "device": "cuda"}, "numerics = 'fast' does not go with device = 'CUDA'"),
         ({"threads": 0}, "threads = 0"),
         ({"threads": "2"}, "threads = '2'"),
         ({"threads": True}, "threads = True"),
@@ -59,6 +65,14 @@ def test_devices_as_tinygrad_wants_them(device: str, name: str, selection: str) 
     settings = environment.read_settings({"device": device})
     assert (settings.device_name, settings.selection) == (name, selection)
     assert settings.threads >= 1
+
+
+def test_fast_numerics_pack_weights() -> None:
+    for given in ({}, {"weights": "packed"}, {"kernels": "native"}):
+        settings = environment.read_settings({"numerics": "fast", **given})
+        assert (settings.numerics, settings.weights) == ("fast", "packed")
+    settings = environment.read_settings({})
+    assert (settings.numerics, settings.weights) == ("exact", "mapped")
 
 
 def test_the_newest_compiler_is_preferred(bare_path: Path) -> None:

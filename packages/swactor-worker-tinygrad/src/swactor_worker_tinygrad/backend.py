@@ -65,6 +65,7 @@ class TinygradBackend:
             "worker": "tinygrad",
             "device": self.settings.device,
             "kernels": self.settings.kernels,
+            "numerics": self.settings.numerics,
             "tinygrad": environment.TINYGRAD_VERSION,
             "compiler": self._variables.get("CC", ""),
             "architectures": list(FAMILIES),
@@ -153,6 +154,7 @@ class TinygradBackend:
                 chunk=chunk,
                 threads=self.settings.threads,
                 packing=self._packs(wanted),
+                fast=self.settings.numerics == "fast",
                 blocks=blocks,
                 ends=ends,
                 embedding=None if tensors.embedding is None else bound[tensors.embedding.name],
@@ -188,12 +190,16 @@ class TinygradBackend:
             lacking = f"for {', '.join(names)}, of which the model has matrices"
         else:
             return True
-        if self.settings.kernels == "native":
-            raise RoleError(
-                RoleFailure.CONFIG_INVALID,
-                f"there are no native kernels {lacking}",
-                hint="leave the worker option kernels out, or set it to graph",
-            )
+        for name, value, hint in (
+            ("kernels", "native", "leave the worker option kernels out, or set it to graph"),
+            ("numerics", "fast", "leave the worker option numerics out: it is only for native kernels"),
+        ):
+            if getattr(self.settings, name) == value:
+                raise RoleError(
+                    RoleFailure.CONFIG_INVALID,
+                    f"there are no native kernels {lacking}, and {name} = {value} asks for them",
+                    hint=hint,
+                )
         return False
 
     def _warm(

@@ -23,9 +23,13 @@ from swactor_core.errors import ConfigError, ResourceError
 
 TINYGRAD_VERSION = "0.14.0"
 KNOWN_DEVICES = ("CPU", "CUDA", "METAL", "AMD", "NV", "QCOM", "CL", "WEBGPU", "PYTHON")
-SETTINGS = ("device", "cc", "kernels", "threads", "weights")
+SETTINGS = ("device", "cc", "kernels", "numerics", "threads", "weights")
 # of the settings that have a choice; the first is the default
-CHOICES = {"kernels": ("auto", "native", "graph"), "weights": ("mapped", "packed", "auto")}
+CHOICES = {
+    "kernels": ("auto", "native", "graph"),
+    "numerics": ("exact", "fast"),
+    "weights": ("mapped", "packed", "auto"),
+}
 COMPILERS = ("clang-19", "clang-18", "clang-17", "clang-16", "clang-15", "clang-14", "clang")
 INSTALL_CLANG = "apt-get install clang"
 _READ_AS_NUMBERS = (
@@ -52,12 +56,14 @@ class WorkerSettings:
     compiler's name, or empty; `kernels` is `native` (hand-written kernels, an error where they do not do),
     `graph` (tinygrad's own kernels), or `auto`: native where they do, else graph; `threads` run the native
     kernels; `weights` is `mapped` (read from the file), `packed` (laid out anew in memory for speed), or
-    `auto`: packed where memory is plenty.
+    `auto`: packed where memory is plenty; `numerics` is `exact` (f32 activations) or `fast` (activations
+    rounded to bytes, which native kernels do over packed weights).
     """
 
     device: str
     cc: str
     kernels: str
+    numerics: str
     threads: int
     weights: str
 
@@ -101,22 +107,38 @@ def read_settings(settings: Mapping[str, object]) -> WorkerSettings:
             f"worker tinygrad: device {device!r} is not known", hint=f"use one of {', '.join(KNOWN_DEVICES)}"
         )
     chosen = {}
-    for name, choices in (
-        ("kernels", ("auto", "native", "graph")),
-        ("weights", ("mapped", "packed", "auto")),
-    ):
+    for name, choices in CHOICES.items():
         chosen[name] = str(settings.get(name, "")) or choices[0]
         if chosen[name] not in choices:
             raise ConfigError(
                 f"worker tinygrad: {name} = {chosen[name]!r} is not known", hint=f"use {', '.join(choices)}"
             )
+    if chosen["numerics"] == "fast":
+        chosen["weights"] = str(settings.get("weights", "")) or "packed"
+        _check_fast(kind.upper(), chosen)
     return WorkerSettings(
         device=kind.upper() + device[len(kind) :],
         cc=str(settings.get("cc", "")),
         kernels=chosen["kernels"],
+        numerics=chosen["numerics"],
         weights=chosen["weights"],
         threads=int(str(settings.get("threads", 0))) or default_threads(),
     )
+
+
+def _check_fast(kind: str, chosen: Mapping[str, str]) -> None:
+    """Raises ConfigError where other settings ask for what fast numerics do not have."""
+    for name, found, needed in (
+        ("device", kind, ("CPU",)),
+        ("kernels", chosen["kernels"], ("auto", "native")),
+        ("weights", chosen["weights"], ("packed",)),
+    ):
+        if found not in needed:
+            raise ConfigError(
+                f"worker tinygrad: numerics = 'fast' does not go with {name} = {found!r}",
+                hint="fast numerics are those of the CPU's native kernels over packed weights: "
+                f"leave {name} out, or use numerics=exact",
+            )
 
 
 def default_threads() -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -199,6 +199,7 @@ class GraphEngine:
     """
 
     kernels = "graph"
+    numerics: ClassVar[dict[str, str]] = {"numerics": "exact"}
 
     def __init__(
         self,

@@ -44,16 +44,44 @@ _PANEL = 4  # rows that `experts.c` takes at once, at most
 
 # types whose blocks `native/pack.c` can lay side by side
 LANE_TYPES = frozenset(TYPES) - {0, 1, 30}
+# types that `native/matmul_fast.c` multiplies as bytes -> the bytes of a block that it reads by fours
+QUADS = {
+    2: (2, 18),  # Q4_0
+    3: (4, 20),  # Q4_1
+    6: (2, 22),  # Q5_0
+    7: (4, 24),  # Q5_1
+    8: (2, 34),  # Q8_0
+    10: (16, 80),  # Q2_K
+    11: (0, 96),  # Q3_K
+    12: (16, 144),  # Q4_K
+    13: (16, 176),  # Q5_K
+    14: (0, 192),  # Q6_K
+}
+
+
+# what stands before a kernel, behind `common.h`; `types.h` alone for others that read weights
+_HEADERS = {
+    "matmul": ("types.h", "product.h"),
+    "experts": ("types.h", "product.h"),
+    "matmul_lanes": ("lanes.h",),
+    "matmul_fast": ("rounded.h", "lanes.h", "quads.h"),
+    "round": ("rounded.h",),
+}
 
 
 def matmul_words(columns: int, tokens: int, threads: int) -> int:
-    """f32 words of scratch that either matmul needs for `tokens` rows of `columns` values."""
+    """f32 words of scratch that any matmul needs for `tokens` rows of `columns` values."""
     return threads * (18 * columns + tokens * columns // LANES)
 
 
 def expert_words(columns: int, slots: int, threads: int) -> int:
     """f32 words of scratch that `experts.c` needs for a chunk's slots and experts of `columns` values."""
     return threads * _PANEL * (columns + slots)
+
+
+def rounded_words(columns: int, tokens: int) -> int:
+    """f32 words of `tokens` rows of `columns` values as `native/rounded.h` says: 16 for each 32 values."""
+    return tokens * columns // 2
 
 
 def shares_words(context: int, threads: int) -> int:
@@ -69,13 +97,11 @@ def float_bits(value: float) -> int:
 def source(kernel: str, ggml_type: int | None = None) -> str:
     """The whole C text of a kernel, for one weight type where it reads weights."""
     folder = files(__package__) / "native"
-    parts = [(folder / "common.h").read_text()]
-    if ggml_type is not None:
-        blocks = "lanes.h" if kernel == "matmul_lanes" else "types.h"
-        parts += [f"#define {TYPES[ggml_type]}\n", (folder / blocks).read_text()]
-    if kernel in ("matmul", "experts"):
-        parts.append((folder / "product.h").read_text())
-    return "\n".join([*parts, (folder / f"{kernel}.c").read_text()])
+    headers = _HEADERS.get(kernel, ("types.h",) if ggml_type is not None else ())
+    parts = [] if ggml_type is None else [f"#define {TYPES[ggml_type]}\n"]
+    return "\n".join(
+        [*parts, *((folder / name).read_text() for name in ("common.h", *headers, f"{kernel}.c"))]
+    )
 
 
 class Kernels:

@@ -19,6 +19,7 @@ from swactor_worker_tinygrad.families import Activation, Pairs
 from swactor_worker_tinygrad.native import (
     LANE_TYPES,
     LANES,
+    QUADS,
     TYPES,
     KernelList,
     Kernels,
@@ -26,6 +27,7 @@ from swactor_worker_tinygrad.native import (
     expert_words,
     float_bits,
     matmul_words,
+    rounded_words,
     shares_words,
 )
 from swactor_worker_tinygrad.parameters import ModelParameters
@@ -72,6 +74,7 @@ class NativeEngine:
         chunk: int,
         threads: int,
         packing: bool,
+        fast: bool,
         blocks: list[BlockWeights],
         ends: Ends | None,
         embedding: Weight | None,
@@ -80,9 +83,12 @@ class NativeEngine:
         """Allocates cache and working memory. Raises MemoryError.
 
         `context` is the cache's rows. With `packing`, quantised matrices are laid out anew in memory
-        (`native/pack.c`); otherwise they are read from the file map.
+        (`native/pack.c`); otherwise they are read from the file map. With `fast`, which needs `packing`,
+        activations are rounded to bytes (`native/round.c`) for the types that have such a product.
         """
-        self.packing = packing
+        if fast and not packing:
+            raise ValueError("fast numerics read weights that are laid out for them")
+        self.packing, self.fast = packing, fast
         self.parameters, self.threads = parameters, threads
         self._context = align_up(context, LANES)
         self._device = device
@@ -121,6 +127,7 @@ class NativeEngine:
             self._expert_scratch = self._room(expert_words(longest, chunk * p.experts_used, threads))
         widest = max(p.hidden_dim, p.feed_forward_dim, p.attended_width)
         self._scratch = self._room(matmul_words(widest, chunk, threads))
+        self._rounded = self._room(rounded_words(widest, chunk)) if fast else 0
         self._shares = self._room(shares_words(self._context, threads))
         self._position = np.zeros(1, np.uint64)
         self._lists: dict[int, KernelList] = {}
@@ -164,9 +171,11 @@ class NativeEngine:
         wanted += [("cap", None)] if self._ends is not None and self.parameters.logit_cap else []
         if self._embedding is not None:
             wanted.append(("rows", self._embedding.ggml_type))
-        packed = [weight for weight in matrices if self._product_of(weight.ggml_type) == "matmul_lanes"]
+        packed = [weight for weight in matrices if self._product_of(weight.ggml_type) != "matmul"]
         if packed:
             wanted.append(("pack", None))
+        if any(self._is_fast(weight) for weight in matrices):
+            wanted.append(("round", None))
         steps: list[Callable[[], None]] = [partial(self._build, *each) for each in wanted]
         steps.append(partial(self._start, packed))
         steps += [partial(self._pack, weight) for weight in packed]
@@ -186,7 +195,22 @@ class NativeEngine:
 
     def _product_of(self, ggml_type: int) -> str:
         """The kernel that multiplies with matrices of this type."""
+        if self.fast and ggml_type in QUADS:
+            return "matmul_fast"
         return "matmul_lanes" if self.packing and ggml_type in LANE_TYPES else "matmul"
+
+    def _is_fast(self, weight: Weight) -> bool:
+        return self._product_of(weight.ggml_type) == "matmul_fast"
+
+    @property
+    def numerics(self) -> dict[str, str]:
+        """By which numerics the stage computes, for its facts: `fast` where any matrix is computed so, with
+        how many of the stage's matrices are; experts and types without such a product stay exact."""
+        if not self.fast:
+            return {"numerics": "exact"}
+        matrices = [*self._matrices(), *self._experts()]
+        fast = sum(map(self._is_fast, self._matrices()))
+        return {"numerics": "fast" if fast else "exact", "fast_matrices": f"{fast} of {len(matrices)}"}
 
     def _build(self, name: str, kind: int | None) -> None:
         self._kernels.address(name, kind)
@@ -212,6 +236,7 @@ class NativeEngine:
         source = weight.address
         parts = self._parts(rows // LANES, rows * row_bytes)
         words = [self._packed[weight.name], source, rows, row_bytes, block_bytes]
+        words += QUADS[weight.ggml_type] if self._is_fast(weight) else (0, 0)
         self._team.run(self._team.prepare([[self._kernels.address("pack"), parts, *words]]))
 
     def _prepare(self, count: int) -> None:
@@ -250,7 +275,16 @@ class NativeEngine:
         blob = self._packed.get(weight.name) or weight.address
         added = 0 if bias is None else self._vector(bias)
         parts = self._parts(height // LANES, height * columns * rows)
+        x = self._rounded if self._is_fast(weight) else x
         return [kernel, parts, out, x, blob, height, columns, rows, height, added, residual, self._scratch]
+
+    def _round(self, x: int, rows: int, *matrices: Weight) -> list[Entry]:
+        """Rounds `rows` rows to bytes if any of these matrices, which all take them, is multiplied so."""
+        if not any(map(self._is_fast, matrices)):
+            return []
+        columns = matrices[0].shape[1]
+        parts = self._parts(rows, rows * columns)
+        return [[self._kernels.address("round"), parts, self._rounded, x, columns, rows]]
 
     def _linear(
         self, out: int, x: int, weights: BlockWeights, name: str, rows: int, *, residual: int = 0
@@ -261,10 +295,11 @@ class NativeEngine:
     def _added(self, x: int, weights: BlockWeights, name: str, rows: int, norm: str) -> list[Entry]:
         """The residual rows plus a product, which is normalised first where the family does that."""
         rest = internals.address_of(self._rows)
+        rounded = self._round(x, rows, weights[name + ".weight"])
         if not self.parameters.family.post_norms:
-            return [self._linear(rest, x, weights, name, rows, residual=rest)]
+            return [*rounded, self._linear(rest, x, weights, name, rows, residual=rest)]
         made = self._linear(self._h, x, weights, name, rows)
-        return [made, self._norm(rest, self._h, weights[norm + ".weight"], rows, residual=rest)]
+        return [*rounded, made, self._norm(rest, self._h, weights[norm + ".weight"], rows, residual=rest)]
 
     def _block(self, rows: int, index: int) -> list[Entry]:
         weights = self._blocks[index]
@@ -290,6 +325,7 @@ class NativeEngine:
         halves = int(p.family.pairs is Pairs.HALVES)
         softmax = [float_bits(p.attention_scale), self._shares, window, float_bits(p.score_cap)]
         entries = [
+            *self._round(self._h, rows, *(weights[f"attn_{name}.weight"] for name in "qkv")),
             self._linear(self._q, self._h, weights, "attn_q", rows),
             self._linear(self._k, self._h, weights, "attn_k", rows),
             self._linear(self._v, self._h, weights, "attn_v", rows),
@@ -309,6 +345,7 @@ class NativeEngine:
     def _feed_forward(self, rows: int, weights: BlockWeights) -> list[Entry]:
         """From h into the residual rows."""
         return [
+            *self._round(self._h, rows, weights["ffn_gate.weight"], weights["ffn_up.weight"]),
             self._linear(self._gate, self._h, weights, "ffn_gate", rows),
             self._linear(self._up, self._h, weights, "ffn_up", rows),
             self._gated(rows * self.parameters.feed_forward_dim),
@@ -335,6 +372,7 @@ class NativeEngine:
         grouped = [self._kernels.address("group"), 1, self._chosen, self._order, starts, slots, p.experts]
         routed = [self._scores, self._chosen, self._expert_shares, rows, p.experts, p.experts_used]
         return [
+            *self._round(self._h, rows, weights["ffn_gate_inp.weight"]),
             self._linear(self._scores, self._h, weights, "ffn_gate_inp", rows),
             [self._kernels.address("route"), 1, *routed],
             *([grouped] if rows > 1 else []),
@@ -400,6 +438,7 @@ class NativeEngine:
             logits = internals.address_of(self.logits)
             entries = [
                 self._norm(self._h, x, ends.norm, 1),
+                *self._round(self._h, 1, ends.head),
                 self._matmul(logits, self._h, ends.head, 1, bias=ends.bias),
             ]
             if p.logit_cap:

@@ -31,6 +31,9 @@ class Engine(Protocol):
     #: whose kernels these are
     kernels: str
 
+    @property
+    def numerics(self) -> dict[str, str]: ...
+
     def count(self, remaining: int) -> int: ...
     def input(self, count: int) -> internals.Buffer: ...
     def output(self, count: int) -> internals.Buffer: ...
@@ -54,7 +57,7 @@ class ModelStage:
         self._config, self.engine, self._bridge, self._files = config, engine, bridge, files
         self._manifest = config.manifest
         self._row_bytes = config.manifest.hidden_dim * 4
-        self.facts = {"numerics": "exact", "kernels": engine.kernels}
+        self.facts = {**engine.numerics, "kernels": engine.kernels}
         self._filled = 0
         self._sampler = Sampler(config.sampling, config.manifest.token_count)
         self._output: Allocation | None = None

@@ -90,7 +90,8 @@ class StageRole(Protocol):
     @property
     def facts(self) -> Mapping[str, str]:
         """How this role computes, a few short words for the result of a run: `numerics` is `exact` where
-        weights mean what dequantising them means and activations are f32, `kernels` whose they are."""
+        weights mean what dequantising them means and activations are f32, `fast` where any product rounds
+        activations, `kernels` whose they are."""
 
     def execute(self, step: StepInput, should_abort: Callable[[], bool]) -> tuple[Any, int]:
         """Runs one step over the input's rows and returns (allocation, extent) of the output object.
