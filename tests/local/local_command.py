@@ -25,6 +25,8 @@ CLI = (sys.executable, "-m", "swactor_cli")
 POLL_SECONDS = 0.01
 END_SECONDS = 60.0
 GONE_SECONDS = 5.0
+PACED = ("--worker-option", "copy_polls=4")
+"""For the echo worker: a token takes some 13 ms, so a run of 400 lasts until the test has acted."""
 
 T = TypeVar("T")
 

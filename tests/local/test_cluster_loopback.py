@@ -51,7 +51,8 @@ class Cluster:
             f"orchestrators = {orchestrators}\n"
             f'seeds = ["127.0.0.1:{self.ports[0]}"]\n{nodes}'
             '[plugins]\nworker = "echo"\n'
-            '[node]\nbind_host = "127.0.0.1"\n[node.membership]\nprofile = "local"\n'
+            '[node]\nbind_host = "127.0.0.1"\nworker = { copy_polls = 4 }\n'  # as PACED
+            '[node.membership]\nprofile = "local"\n'
             '[orchestrator]\nbind_host = "127.0.0.1"\n[orchestrator.membership]\nprofile = "local"\n'
         )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import event_checker
 import pytest
-from local_command import Command, Run, alive, until
+from local_command import PACED, Command, Run, alive, until
 
 LONG = ("--prompt-ids", "5,6,7", "--max-tokens", "400")
 WORKER_DEATH = 2.0
@@ -21,7 +21,7 @@ Start = Callable[..., Run]
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_killed_worker_is_a_worker_crash_of_its_stage(echo: Start, stage: int) -> None:
-    started = echo(*LONG)
+    started = echo(*LONG, *PACED)
     started.wait_event("token_received", sequence=3)
     worker = started.worker_pid(stage)
     killed = time.monotonic()
@@ -40,7 +40,7 @@ def test_a_killed_worker_is_a_worker_crash_of_its_stage(echo: Start, stage: int)
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_killed_node_faults_the_run(echo: Start, stage: int) -> None:
-    started = echo(*LONG)
+    started = echo(*LONG, *PACED)
     started.wait_event("token_received", sequence=3)
     node, node_id = started.node_pid(stage), started.node_id(stage)
     os.kill(node, signal.SIGKILL)
@@ -50,7 +50,7 @@ def test_a_killed_node_faults_the_run(echo: Start, stage: int) -> None:
 
 
 def test_all_nodes_killed_at_once(echo: Start) -> None:
-    started = echo(*LONG, "--nodes", "3")
+    started = echo(*LONG, *PACED, "--nodes", "3")
     started.wait_event("token_received", sequence=3)
     ids = [started.node_id(stage) for stage in range(3)]
     for pid in [started.node_pid(stage) for stage in range(3)]:
@@ -61,7 +61,7 @@ def test_all_nodes_killed_at_once(echo: Start) -> None:
 
 
 def test_a_stopped_worker_is_an_execution_timeout(echo: Start) -> None:
-    started = echo(*LONG, "--token-timeout", "1")
+    started = echo(*LONG, *PACED, "--token-timeout", "1")
     started.wait_event("token_received", sequence=3)
     os.kill(started.worker_pid(1), signal.SIGSTOP)
     result = started.finish(1, within=20)
@@ -71,7 +71,7 @@ def test_a_stopped_worker_is_an_execution_timeout(echo: Start) -> None:
 
 
 def test_a_stopped_node_faults_the_run_and_is_ended(echo: Start) -> None:
-    started = echo(*LONG, "--token-timeout", "2")
+    started = echo(*LONG, *PACED, "--token-timeout", "2")
     started.wait_event("token_received", sequence=3)
     node_id = started.node_id(0)
     os.kill(started.node_pid(0), signal.SIGSTOP)
@@ -80,7 +80,7 @@ def test_a_stopped_node_faults_the_run_and_is_ended(echo: Start) -> None:
 
 
 def test_a_killed_command_takes_its_processes_along(echo: Start) -> None:
-    started = echo(*LONG)
+    started = echo(*LONG, *PACED)
     started.wait_event("token_received", sequence=3)
     pids = [started.node_pid(0), started.node_pid(1), started.worker_pid(0), started.worker_pid(1)]
     assert all(alive(pid) for pid in pids)
@@ -178,7 +178,9 @@ def test_a_fault_is_also_one_line_without_json(
     command: Callable[..., Command], tiny_model: Callable[[str], str], tmp_path: Path
 ) -> None:
     events = tmp_path / "events.jsonl"
-    started = command("run", tiny_model("llama-gqa"), "--worker", "echo", *LONG, "--events", str(events))
+    started = command(
+        "run", tiny_model("llama-gqa"), "--worker", "echo", *LONG, *PACED, "--events", str(events)
+    )
     started.events_path = events
     started.wait_event("token_received", sequence=3)
     os.kill(started.worker_pid(0), signal.SIGKILL)

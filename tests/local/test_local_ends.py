@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from local_command import CLI, Command, Run, until
+from local_command import CLI, PACED, Command, Run, until
 from swactor_testing.echo import reference_tokens
 
 PROMPT = (5, 6, 7)
@@ -35,7 +35,7 @@ def test_a_completed_run_leaves_nothing(echo: Start) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_one_signal_stops_the_run_in_order(echo: Start, number: signal.Signals) -> None:
-    started = echo(*LONG)
+    started = echo(*LONG, *PACED)
     started.wait_event("token_received", sequence=3)
     if number is signal.SIGINT:
         started.interrupt()
@@ -50,7 +50,7 @@ def test_one_signal_stops_the_run_in_order(echo: Start, number: signal.Signals) 
 
 
 def test_a_second_interrupt_ends_everything_at_once(echo: Start) -> None:
-    started = echo(*LONG)
+    started = echo(*LONG, *PACED)
     started.wait_event("token_received", sequence=3)
     # A stopped worker takes no part in an orderly teardown: the first interrupt has to wait for its bounds.
     os.kill(started.worker_pid(0), signal.SIGSTOP)
@@ -111,7 +111,7 @@ class Terminal:
 def test_ctrl_c_in_a_terminal_keeps_the_text_and_restores_the_cursor(
     command: Callable[..., Command], tiny_model: Callable[[str], str]
 ) -> None:
-    terminal = Terminal(command, "run", tiny_model("llama-gqa"), "--worker", "echo", *LONG)
+    terminal = Terminal(command, "run", tiny_model("llama-gqa"), "--worker", "echo", *LONG, *PACED)
     shown = " ".join(map(str, ECHO[:4]))
     until(lambda: shown in terminal.text(), within=30, what=terminal.text)
     terminal.press(b"\x03")
@@ -131,7 +131,7 @@ def test_ctrl_c_in_a_terminal_keeps_the_text_and_restores_the_cursor(
 def test_ctrl_c_while_nodes_start_restores_the_terminal(
     command: Callable[..., Command], tiny_model: Callable[[str], str], presses: int
 ) -> None:
-    terminal = Terminal(command, "run", tiny_model("llama-gqa"), "--worker", "echo", *LONG)
+    terminal = Terminal(command, "run", tiny_model("llama-gqa"), "--worker", "echo", *LONG, *PACED)
     until(lambda: "nodes" in terminal.text(), within=30, what=terminal.text)
     for _ in range(presses):
         terminal.press(b"\x03")
@@ -149,7 +149,7 @@ def test_a_reader_that_goes_away_stops_the_run(
 ) -> None:
     """As `swactor-cli run … | head -1` does."""
     reader, writer = os.pipe()
-    arguments = ("run", tiny_model("llama-gqa"), "--worker", "echo", *LONG, *options)
+    arguments = ("run", tiny_model("llama-gqa"), "--worker", "echo", *LONG, *PACED, *options)
     started = command(*arguments, stdout=writer)
     os.close(writer)
     first = b""
@@ -166,7 +166,7 @@ def test_a_full_disk_behind_stdout_is_one_error_line(
     command: Callable[..., Command], tiny_model: Callable[[str], str]
 ) -> None:
     with open("/dev/full", "wb") as full:
-        started = command("run", tiny_model("llama-gqa"), "--worker", "echo", *LONG, stdout=full)
+        started = command("run", tiny_model("llama-gqa"), "--worker", "echo", *LONG, *PACED, stdout=full)
     assert started.wait() == 1, started.err
     started.assert_nothing_left()
     assert "Traceback" not in started.err

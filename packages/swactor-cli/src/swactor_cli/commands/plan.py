@@ -68,8 +68,8 @@ def plan(options: PlanOptions, output: Output) -> ExitCode:
     choice = choose_plugins(file.plugins if file is not None else PluginChoice(), options.plugins)
     plugins = load_plugins(blocked=choice.blocked)
     settings = worker_settings(options.device, options.worker_options)
-    worker = plugins.select(Kind.WORKER, choice.worker)
-    name, model = open_model(plugins.select(Kind.LOADER, choice.loader).factory(), options.model, output)
+    loader, worker = plugins.select(Kind.LOADER, choice.loader), plugins.select(Kind.WORKER, choice.worker)
+    name, model = open_model(loader.factory(), options.model, output)
     try:
         made = plan_run(
             inventory,
