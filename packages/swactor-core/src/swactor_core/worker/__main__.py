@@ -91,7 +91,7 @@ class _Process:
 
     def emit(self, event: object) -> None:
         self._writer.emit(event)
-        if isinstance(event, WorkerReady | RoleConfigured):
+        if isinstance(event, (WorkerReady, RoleConfigured)):
             gc.freeze()
             gc.enable()
 
