@@ -6,6 +6,8 @@ import signal
 
 
 def pytest_configure() -> None:
-    """A shell's background job ignores Ctrl-C and hands that on to the commands under test."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """A shell's background job ignores Ctrl-C, and nohup a lost terminal; both hand that on to the commands
+    under test."""
+    for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, default)
