@@ -57,3 +57,16 @@ def address(array: np.ndarray) -> int:
 
 def run(team: Any, *entries: Sequence[int]) -> None:
     team.run(team.prepare(entries))
+
+
+def packed(
+    kernels: Any, team: Any, kind: int, stored: np.ndarray, *, quads: tuple[int, ...] = ()
+) -> np.ndarray:
+    """The stored rows as `native/pack.c` lays them out, in memory that was not zero before."""
+    from swactor_worker_tinygrad.tensor_types import BLOCKS
+
+    rows, row_bytes = stored.shape
+    made = np.full(-(-rows // 16) * 16 * row_bytes, 0xEE, np.uint8)
+    words = [address(made), address(stored), rows, row_bytes, BLOCKS[kind][1], *quads]
+    run(team, [kernels.address("pack"), 2, *words])
+    return made

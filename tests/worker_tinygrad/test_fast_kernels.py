@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_support import address, run, stored_weights
+from kernel_support import address, packed, run, stored_weights
 from swactor_worker_tinygrad.environment import find_compiler
 
 FAST = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
@@ -58,13 +58,8 @@ def round_rows(kernels: Any, team: Any, x: np.ndarray, parts: int = 1) -> np.nda
 
 def packed_quads(kernels: Any, team: Any, kind: int, stored: np.ndarray) -> np.ndarray:
     from swactor_worker_tinygrad.native import QUADS
-    from swactor_worker_tinygrad.tensor_types import BLOCKS
 
-    rows, row_bytes = stored.shape
-    made = np.full(-(-rows // 16) * 16 * row_bytes, 0xEE, np.uint8)
-    words = [address(made), address(stored), rows, row_bytes, BLOCKS[kind][1], *QUADS[kind]]
-    run(team, [kernels.address("pack"), 2, *words])
-    return made
+    return packed(kernels, team, kind, stored, quads=QUADS[kind])
 
 
 def multiply(

@@ -9,18 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_support import BLOCKS, FLOATS, TYPES, address, run, stored_weights
+from kernel_support import BLOCKS, FLOATS, TYPES, address, packed, run, stored_weights
 from swactor_worker_tinygrad.environment import COMPILERS
-
-
-def packed(kernels: Any, team: Any, kind: int, stored: np.ndarray) -> np.ndarray:
-    from swactor_worker_tinygrad.tensor_types import BLOCKS
-
-    rows, row_bytes = stored.shape
-    made = np.full(-(-rows // 16) * 16 * row_bytes, 0xEE, np.uint8)
-    words = [address(made), address(stored), rows, row_bytes, BLOCKS[kind][1]]
-    run(team, [kernels.address("pack"), 2, *words])
-    return made
 
 
 def multiply(

@@ -174,3 +174,19 @@ INLINE void pair(const uint8_t *p, int g, int i, floats *a, floats *b) {
   *b = of_chars(nonlinear(q >> 4));
 }
 #endif
+
+/* Sixteen rows' results at `at` of `out`, those that there are of `rows`, plus bias[row] and residual[at] where given. */
+INLINE void store_rows(float *out, const float *bias, const float *residual, u64 row, u64 rows, u64 at, floats total) {
+  if (row + LANES <= rows) {
+    if (bias) total += load(bias + row);
+    if (residual) total += load(residual + at);
+    store(out + at, total);
+  } else {
+    for (u64 i = 0; row + i < rows; i++) {
+      float value = total[i];
+      if (bias) value += bias[row + i];
+      if (residual) value += residual[at + i];
+      out[at + i] = value;
+    }
+  }
+}

@@ -37,19 +37,7 @@ INLINE floats add_group(floats total, const quads *values, const struct scales *
 }
 
 INLINE void finish(const struct product *p, u64 token, u64 row, floats total) {
-  const u64 at = token * p->out_stride + row;
-  if (row + LANES <= p->rows) {
-    if (p->bias) total += load(p->bias + row);
-    if (p->residual) total += load(p->residual + at);
-    store(p->out + at, total);
-  } else {
-    for (u64 i = 0; row + i < p->rows; i++) {
-      float value = total[i];
-      if (p->bias) value += p->bias[row + i];
-      if (p->residual) value += p->residual[at + i];
-      p->out[at + i] = value;
-    }
-  }
+  store_rows(p->out, p->bias, p->residual, row, p->rows, token * p->out_stride + row, total);
 }
 
 INLINE void one_token(const struct product *p, u64 row) {
