@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from swactor_core.errors import UsageError
 from swactor_core.spi.loader import Loader, Model, Tokenizer
 
 from swactor_cli.output import Output
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 
 def open_model(loader: Loader, name: str, output: Output) -> tuple[str, Model]:
     """The local path and the open model. Raises ModelError."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    bars = Progress(*columns, console=output.talk, transient=True) if output.interactive else None
+    bars = _bars(output) if output.interactive else None
     with bars if bars is not None else nullcontext():
         task: Any = None
 
@@ -29,6 +30,13 @@ def open_model(loader: Loader, name: str, output: Output) -> tuple[str, Model]:
 
         path = loader.resolve(name, progress)
     return path, loader.open(path)
+
+
+def _bars(output: Output) -> Progress:
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    return Progress(*columns, console=output.talk, transient=True)
 
 
 def tokenizer_of(model: Model, pre: str | None = None) -> Tokenizer | None:

@@ -258,6 +258,8 @@ def cache_folder(compiler: str) -> Path:
 
 def prepare(settings: WorkerSettings) -> dict[str, str]:
     """Sets what tinygrad reads at import and returns it: DEV, CC, CACHEDB, PARALLEL, NUM_CPU_THREADS.
+    OPENBLAS_NUM_THREADS too, unless the operator has: numpy's library would start a thread a core, and
+    nothing here multiplies matrices with it.
 
     No pool of compiler processes (every stage of a host would start one), no split of CPU kernels into parts
     that run one after another anyway. Raises ResourceError for a missing compiler or a wrong tinygrad.
@@ -280,5 +282,6 @@ def prepare(settings: WorkerSettings) -> dict[str, str]:
     for name, value in list(os.environ.items()):
         if name in KNOWN_DEVICES or (value == "" and name in _READ_AS_NUMBERS):
             del os.environ[name]
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.update(wanted)
     return wanted

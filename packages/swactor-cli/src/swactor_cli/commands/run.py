@@ -13,11 +13,17 @@ from typing import Any
 
 from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file
 from swactor_core.errors import UsageError
-from swactor_core.hosting import refuse_separate_processes, refuse_unfit_model, worker_in_process
+from swactor_core.hosting import (
+    nodes_in_process,
+    refuse_separate_processes,
+    refuse_unfit_model,
+    worker_in_process,
+)
 from swactor_core.ids import NodeId, RunId
 from swactor_core.machines.run import RunBounds
 from swactor_core.machines.run_effects import RunOutcome
 from swactor_core.node.identity import key_in_use, load_or_create_seed
+from swactor_core.orchestrator.local_pool import NodesAhead
 from swactor_core.orchestrator.orchestrator import RunRequest, RunResult
 from swactor_core.orchestrator.session import ClusterSession, LocalSession
 from swactor_core.plan import GgufSource, SamplingPolicy, TokenOutputPolicy
@@ -86,10 +92,16 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         worker_in_process(plugins, choice)
     else:
         refuse_separate_processes(plugins, choice)
+    nodes = (2 if options.nodes is None else options.nodes) if file is None else len(file.cluster.nodes)
     loader = plugins.select(Kind.LOADER, choice.loader).factory()
-    path, model = open_model(loader, options.model, output)
     with ExitStack() as closing:
+        path, model = open_model(loader, options.model, output)
         closing.callback(model.close)
+        runner = closing.enter_context(asyncio.Runner())
+        ahead = NodesAhead()
+        if file is None and not nodes_in_process(plugins, choice):
+            closing.callback(lambda: runner.run(ahead.close()))
+            runner.run(ahead.start(nodes))
         tokenizer = tokenizer_of(model, options.pre)
         local = file is None
         request = _request(options, model, tokenizer, _uri(path, options.model, local=local))
@@ -98,7 +110,6 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         if watched and bare and options.prompt is not None and not options.raw:
             output.note("the model has no chat template: the prompt goes to it as it is")
         answer = Answer(tokenizer.stream() if tokenizer is not None else None, options.stops)
-        nodes = (2 if options.nodes is None else options.nodes) if file is None else len(file.cluster.nodes)
         positions = _check_plan(request, nodes, output)
         whole = model.manifest(0, model.facts.num_layers)
         refuse_unfit_model(plugins, choice, whole, positions=positions)
@@ -109,8 +120,9 @@ def run(options: RunOptions, output: Output) -> ExitCode:
             if file is None:
                 worker = worker_settings(options.device, options.worker_options)
                 return LocalSession(
-                    plugins, choice, nodes=nodes, worker=worker, objects=side.objects, sinks=side.sinks
-                )
+                    plugins, choice,
+                    nodes=nodes, worker=worker, objects=side.objects, sinks=side.sinks, ahead=ahead,
+                )  # fmt: skip
             return ClusterSession(
                 plugins, file, choice,
                 seed=seed, pool_deadline=options.pool_timeout, objects=side.objects, sinks=side.sinks,
@@ -124,7 +136,7 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         display = Display(output, answer)
         interrupts = Interrupts()
         interrupts.catch()
-        result = asyncio.run(_drive(make_session, request, display, side, output, interrupts))
+        result = runner.run(_drive(make_session, request, display, side, output, interrupts))
         side.close()
         return _finish(result, display, side, output)
 
