@@ -116,7 +116,8 @@ def _first(started: Run, module: str) -> int:
 
 # When: the first sign of that phase, seen from outside.
 PHASES: dict[str, Callable[[Run], object]] = {
-    "nodes-start": lambda started: _first(started, "swactor_core.node"),
+    "nodes-ahead": lambda started: _first(started, "swactor_core.node"),
+    "nodes-start": lambda started: started.wait_event("node_started"),
     "pool-ready": lambda started: started.wait_event("pool_ready"),
     "weights": lambda started: started.wait_event("weights_downloaded"),
     "barrier": lambda started: started.wait_event("stage_ready"),
@@ -139,7 +140,9 @@ def test_an_end_during_start_up_keeps_every_guarantee(
     PHASES[phase](started)
     strike, code = BLOWS[blow]
     strike(started)
-    assert started.wait(15) == code, started.said()
+    # a node that nobody has spoken to yet is replaced, if there is still time for that
+    codes = {0, code} if (phase, blow) == ("nodes-ahead", "kill-node") else {code}
+    assert started.wait(15) in codes, started.said()
     started.assert_nothing_left()
     assert "Traceback" not in started.err, started.err
     events = started.events()
@@ -149,7 +152,7 @@ def test_an_end_during_start_up_keeps_every_guarantee(
     event_checker.check(events, torn_down=ended, killed_nodes=nodes if blow == "kill-node" else ())
     if blow == "interrupt" and events:
         assert ended
-    if code == 1:
+    if started.process.returncode == 1:
         assert ended
         started.error_line()
 
