@@ -44,6 +44,10 @@ def bare_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"threads": 0}, "threads = 0"),
         ({"threads": "2"}, "threads = '2'"),
         ({"threads": True}, "threads = True"),
+        ({"search": "wide"}, "search = 'wide' is not known"),
+        ({"search": 0}, "search = 0 is not known"),
+        ({"search": 17}, "search = 17 is not known"),
+        ({"search": True}, "search = True is not known"),
     ],
 )
 def test_wrong_settings_are_named(settings: dict[str, Any], words: str) -> None:
@@ -65,6 +69,16 @@ def test_devices_as_tinygrad_wants_them(device: str, name: str, selection: str) 
     settings = environment.read_settings({"device": device})
     assert (settings.device_name, settings.selection) == (name, selection)
     assert settings.threads >= 1
+
+
+def test_searches_are_asked_for() -> None:
+    for given, read in (
+        ({}, "found"),
+        ({"search": ""}, "found"),
+        ({"search": "off"}, "off"),
+        ({"search": 2}, 2),
+    ):
+        assert environment.read_settings(given).search == read
 
 
 def test_fast_numerics_pack_weights() -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 PHASES = {
     "download": "fetching",
     "weights": "loading weights",
+    "search": "searching kernels",
     "compile": "compiling kernels",
     "ready": "ready",
 }

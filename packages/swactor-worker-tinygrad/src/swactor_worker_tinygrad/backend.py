@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,6 +24,9 @@ from swactor_worker_tinygrad.families import FAMILIES
 from swactor_worker_tinygrad.parameters import ModelParameters
 from swactor_worker_tinygrad.stage_tensors import StageTensors, check_model
 from swactor_worker_tinygrad.tensor_types import GRAPH_TYPES
+
+PROGRESS_SECONDS = 1.0
+SEARCHED_DIFFERENCE = 1e-3  # of the greatest, at most, between kernels of one stage
 
 
 def create(settings: Mapping[str, object]) -> TinygradBackend:
@@ -218,6 +222,8 @@ class TinygradBackend:
             if should_abort():
                 raise RoleError(RoleFailure.BACKEND_ERROR, "stopped while compiling kernels")
 
+        if engine.kernels == "graph":
+            self._choose_kernels(engine, progress, check)
         steps = engine.compile_steps()
         total = len(steps) + len(engine.warm_counts)
         for done, step in enumerate(steps):
@@ -238,6 +244,44 @@ class TinygradBackend:
         progress(LoadProgress("ready", 1, 1))
         return role
 
+    def _choose_kernels(
+        self, engine: Any, progress: Callable[[LoadProgress], None], check: Callable[[], None]
+    ) -> None:
+        """Sets how the graph engine's kernels are chosen; searches first where that is asked for. Raises
+        RoleError, and forgets what was found, when the stage computes something else with it."""
+        from swactor_worker_tinygrad.kernel_search import KernelSearch
+
+        wanted = self.settings.search
+        if wanted == "off":
+            return
+        if isinstance(wanted, int):
+            steps = engine.compile_steps()
+            for step in steps:
+                check()
+                step()
+            expected = engine.trial()
+            done, said = 0, time.monotonic()
+
+            def tried() -> None:
+                nonlocal said
+                check()
+                if time.monotonic() - said > PROGRESS_SECONDS:
+                    said = time.monotonic()
+                    progress(LoadProgress("search", done, len(steps)))
+
+            engine.search = KernelSearch(wanted, tried)
+            for done, step in enumerate(engine.compile_steps()):
+                progress(LoadProgress("search", done, len(steps)))
+                step()
+            if not all(map(_alike, expected, engine.trial())):
+                engine.search.forget()
+                raise RoleError(
+                    RoleFailure.BACKEND_ERROR,
+                    "with the kernels that were found the stage computes something else: they are forgotten",
+                    hint="leave the worker option search out, or set it to off",
+                )
+        engine.search = KernelSearch(0)
+
     def _packs(self, wanted: list[TensorRef]) -> bool:
         """Whether quantised matrices are laid out anew: that is faster, but needs their size again in memory,
         of which at most half of what is free is taken."""
@@ -252,6 +296,13 @@ class TinygradBackend:
         self._roles.clear()
         self._bridge.close()
         gc.collect()
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two results differ by no more than sums in another order do."""
+    import numpy as np
+
+    return bool(np.abs(one - other).max() <= SEARCHED_DIFFERENCE * np.abs(one).max())
 
 
 def _check_config(config: StageConfig, parameters: ModelParameters) -> None:

@@ -23,7 +23,7 @@ from swactor_core.errors import ConfigError, ResourceError
 
 TINYGRAD_VERSION = "0.14.0"
 KNOWN_DEVICES = ("CPU", "CUDA", "METAL", "AMD", "NV", "QCOM", "CL", "WEBGPU", "PYTHON")
-SETTINGS = ("device", "cc", "kernels", "numerics", "threads", "weights")
+SETTINGS = ("device", "cc", "kernels", "numerics", "search", "threads", "weights")
 # of the settings that have a choice; the first is the default
 CHOICES = {
     "kernels": ("auto", "native", "graph"),
@@ -46,6 +46,8 @@ _READ_AS_NUMBERS = (
 )
 PROBE_SECONDS = 10.0
 MOST_THREADS = 256
+SEARCHES = ("found", "off")  # the first is the default
+WIDEST_SEARCH = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,9 @@ class WorkerSettings:
     `graph` (tinygrad's own kernels), or `auto`: native where they do, else graph; `threads` run the native
     kernels; `weights` is `mapped` (read from the file), `packed` (laid out anew in memory for speed), or
     `auto`: packed where memory is plenty; `numerics` is `exact` (f32 activations) or `fast` (activations
-    rounded to bytes, which native kernels do over packed weights).
+    rounded to bytes, which native kernels do over packed weights). `search` is of graph's kernels: `found`
+    uses those that a search on this host has found, `off` none, and a number searches, keeping as many
+    candidates a round.
     """
 
     device: str
@@ -66,6 +70,7 @@ class WorkerSettings:
     numerics: str
     threads: int
     weights: str
+    search: str | int
 
     @property
     def device_kind(self) -> str:
@@ -98,6 +103,13 @@ def read_settings(settings: Mapping[str, object]) -> WorkerSettings:
                 raise ConfigError(
                     f"worker tinygrad: threads = {value!r} is not a count", hint=f"use 1 to {MOST_THREADS}"
                 )
+        elif name == "search":
+            numbered = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= WIDEST_SEARCH
+            if not numbered and value not in ("", *SEARCHES):
+                raise ConfigError(
+                    f"worker tinygrad: search = {value!r} is not known",
+                    hint=f"use {', '.join(SEARCHES)}, or 1 to {WIDEST_SEARCH} to search",
+                )
         elif not isinstance(value, str):
             raise ConfigError(f"worker tinygrad: {name} = {value!r} is not a string", hint=f'{name} = "..."')
     device = str(settings.get("device", "")) or "CPU"
@@ -123,7 +135,12 @@ def read_settings(settings: Mapping[str, object]) -> WorkerSettings:
         numerics=chosen["numerics"],
         weights=chosen["weights"],
         threads=int(str(settings.get("threads", 0))) or default_threads(),
+        search=_search(settings.get("search")),
     )
+
+
+def _search(value: object) -> str | int:
+    return value if isinstance(value, int) else str(value or SEARCHES[0])
 
 
 def _check_fast(kind: str, chosen: Mapping[str, str]) -> None:

@@ -22,6 +22,7 @@ from tinygrad.uop.ops import UOp
 
 from swactor_worker_tinygrad import internals
 from swactor_worker_tinygrad.families import Activation, Pairs
+from swactor_worker_tinygrad.kernel_search import KernelSearch
 from swactor_worker_tinygrad.parameters import ModelParameters
 from swactor_worker_tinygrad.rope_tables import Tables
 from swactor_worker_tinygrad.weights import Ends, Weight
@@ -200,6 +201,8 @@ class GraphEngine:
 
     kernels = "graph"
     numerics: ClassVar[dict[str, str]] = {"numerics": "exact"}
+    #: how the kernels of graphs to be captured are chosen; None: as tinygrad does it by itself
+    search: KernelSearch | None = None
 
     def __init__(
         self,
@@ -249,6 +252,7 @@ class GraphEngine:
 
     def compile_steps(self) -> list[Callable[[], None]]:
         """What `step` and `project` need compiled, in parts that may be reported and interrupted between."""
+        self._chains.clear()
         kinds: dict[tuple[Any, ...], internals.Graph] = {}
         p = self.parameters
         named = _key_of(p)
@@ -262,7 +266,9 @@ class GraphEngine:
                 variable = internals.position_variable(POSITION, self.context - width)
                 function = block_function(p, width, weights, window=window, tables=tables)
                 key = f"block {width} {kind!r} {named}"
-                kinds[kind] = internals.Graph(function, inputs, {POSITION: variable}, key=key)
+                kinds[kind] = internals.Graph(
+                    function, inputs, {POSITION: variable}, key=key, search=self.search
+                )
             self._chains.setdefault(width, []).append(kinds[kind].bind(inputs))
 
         def head() -> None:
@@ -271,7 +277,8 @@ class GraphEngine:
             inputs = [x, self._logits, *(w.blob for w in self._ends.weights())]
             kind = [(w.ggml_type, w.shape) for w in self._ends.weights()]
             key = f"head {kind!r} {named}"
-            self._head = internals.Graph(head_function(p, self._ends), inputs, {}, key=key).bind(inputs)
+            function = head_function(p, self._ends)
+            self._head = internals.Graph(function, inputs, {}, key=key, search=self.search).bind(inputs)
 
         parts: list[Callable[[], None]] = [
             partial(link, width, index) for width in self.widths for index in range(len(self._blocks))
@@ -333,6 +340,26 @@ class GraphEngine:
             source, target = self.output(count), self.output(1)
             internals.copy_within_device(target, 0, source, (count - 1) * row_bytes, row_bytes)
         self._head.run({})
+
+    def trial(self) -> list[NDArray[np.float32]]:
+        """What the stage makes of the same rows whenever it is asked, one array for each width and one for
+        the head's logits: to hold one choice of kernels against another. Overwrites the cache."""
+        made = []
+        shape = self.chunk, self.parameters.hidden_dim
+        rows = np.random.default_rng(0).standard_normal(shape, np.float32)
+        for width in self.widths:
+            internals.write_bytes(self.input(width), 0, rows[:width].reshape(-1).view(np.uint8).data)
+            self.step(width, 0)
+            made.append(self._read(self.output(width), width * shape[1]))
+        if self._ends is not None:
+            self.project(1)
+            made.append(self._read(self.logits, self.parameters.vocab_size))
+        return made
+
+    def _read(self, buffer: internals.Buffer, elements: int) -> NDArray[np.float32]:
+        values = np.empty(elements, np.float32)
+        internals.read_bytes(buffer, 0, values.view(np.uint8).data)
+        return values
 
     def close(self) -> None:
         self._chains.clear()

@@ -28,6 +28,8 @@ from tinygrad.helpers import ContextVar, diskcache_get, diskcache_put
 from tinygrad.llm.gguf import _GGML_NATIVE, _GGML_QUANT, ggml_data_to_tensor
 from tinygrad.uop.ops import Ops, UOp
 
+from swactor_worker_tinygrad.kernel_search import Found, KernelSearch
+
 UINT8, UINT32, FLOAT32 = dtypes.uint8, dtypes.uint32, dtypes.float32
 _BF16 = 30
 
@@ -259,11 +261,13 @@ class _Is(IntEnum):
 class _Recipe:
     """A captured graph without tinygrad's graph: programs with their arguments, in order, as they are kept on
     disk. An argument is (what it is, which, byte offset). `own` are the sizes of the buffers that only its
-    kernels read and write; `portable` says that nothing was in those before the first kernel ran."""
+    kernels read and write; `portable` says that nothing was in those before the first kernel ran. `choices`
+    are the search's results that its kernels follow from."""
 
     programs: tuple[tuple[TinyELF, tuple[tuple[int, Any, int], ...]], ...]
     own: tuple[int, ...]
     portable: bool
+    choices: tuple[tuple[str, Found | None], ...] = ()
 
 
 def _recipe_of(linear: UOp, inputs: tuple[UOp, ...]) -> tuple[_Recipe, list[Buffer]] | None:
@@ -321,17 +325,20 @@ class Graph:
         *,
         key: str = "",
         direct: bool = True,
+        search: KernelSearch | None = None,
     ) -> None:
         """`function(inputs, **variables)` must write all its results into inputs and return None or a
         tensor that it realized. `variables` are unbound; capture runs with each at zero. `key` must name
         everything that the function depends on besides them; empty: nothing is kept. Without `direct` the
-        graph is replayed through tinygrad, as devices other than the CPU do."""
+        graph is replayed through tinygrad, as devices other than the CPU do. With a `search` its kernels are
+        those that it chooses; a kept graph whose kernels it would choose otherwise is captured anew."""
         self._linear: UOp | None = None
         self._recipe: _Recipe | None = None
-        kept = _kept_under(key, inputs, variables) if key and direct else ""
+        self._search = search
+        kept = _kept_under(key + ", searched" * bool(search), inputs, variables) if key and direct else ""
         if kept:
             found = diskcache_get(_RECIPES, kept)
-            self._recipe = found if isinstance(found, _Recipe) else None
+            self._recipe = found if isinstance(found, _Recipe) and self._current(found) else None
         #: whether tinygrad had to capture, rather than read what an earlier process had captured
         self.captured = self._recipe is None
         if self._recipe is not None:
@@ -339,6 +346,9 @@ class Graph:
         else:
             self._capture(function, inputs, variables, kept=kept, direct=direct)
         self._programs = [] if self._recipe is None else [_load(code) for code, _ in self._recipe.programs]
+
+    def _current(self, recipe: _Recipe) -> bool:
+        return self._search is None or self._search.holds(dict(recipe.choices))
 
     def _capture(
         self,
@@ -352,13 +362,16 @@ class Graph:
         bound = {name: variable.bind(0) for name, variable in variables.items()}
         jit = TinyJit(function)
         jit.cnt = 1
-        jit(list(inputs), **bound)
+        with self._search or contextlib.nullcontext():
+            jit(list(inputs), **bound)
         linear = jit.captured.linear
         made = _recipe_of(linear, tuple(tensor.uop.base for tensor in inputs)) if direct else None
         if made is None:
             self._linear = linear
             return
         self._recipe, self._own = made
+        if self._search is not None:
+            self._recipe = replace(self._recipe, choices=tuple(self._search.choices.items()))
         if kept and self._recipe.portable:
             diskcache_put(_RECIPES, kept, self._recipe)
 
