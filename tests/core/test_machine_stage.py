@@ -201,8 +201,13 @@ UNTIMED = CancelTimer("teardown")
 STOP = StopRun(RUN_ID)
 BROKEN_EDGE = EdgeFailed(IN, Fault(FaultReason.STREAM_FAULT, Component.DRIVER, "reset", edge_id=IN))
 BROKEN = faulted(FaultReason.STREAM_FAULT, "reset", component=Component.DRIVER, edge_id=IN)
-CRASH = WorkerCrashed(WorkerGeneration(1), "exited with 1")
-CRASHED = faulted(FaultReason.WORKER_CRASHED, "exited with 1", component=Component.GPU_WORKER_CTL)
+CRASH = WorkerCrashed(WorkerGeneration(1), "exited with 1", cause="ModelContentChanged")
+CRASHED = faulted(
+    FaultReason.WORKER_CRASHED,
+    "exited with 1",
+    component=Component.GPU_WORKER_CTL,
+    cause="ModelContentChanged",
+)
 STOPPED_EARLY = faulted(FaultReason.STREAM_FAULT, "edge 6 stopped during the run")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -190,3 +191,33 @@ def test_a_fault_is_also_one_line_without_json(
     assert len([line for line in lines if "WorkerCrashed" in line and "stage 0" in line]) == 1
     assert "Traceback" not in started.err
     event_checker.check(started.events())
+
+
+def test_a_model_file_shortened_while_it_is_mapped_is_named(
+    run: Start, demo_model: str, tmp_path: Path
+) -> None:
+    model = tmp_path / "model.gguf"
+    shutil.copyfile(demo_model, model)
+    whole = model.stat().st_size
+    started = run(str(model), "--prompt", "hello world", "--raw", "--max-tokens", "400", "--ignore-eos")
+    started.wait_event("token_received", sequence=2)
+    os.truncate(model, whole // 8)
+    result = started.finish(1, within=10)
+    assert result["fault"]["reason"] == "WorkerCrashed"
+    assert result["fault"]["cause"] == "ModelContentChanged"
+    facts = f"was shortened while it was in use: {whole} bytes when opened, {whole // 8} now"
+    assert f"the model file {str(model)!r} {facts}" in started.error_line()
+    assert "SIGBUS" in started.error_line()
+    assert "hint: put the whole file there again" in started.err
+
+
+def test_a_worker_that_cannot_read_a_page_of_a_whole_file_names_it(run: Start, demo_model: str) -> None:
+    started = run(demo_model, "--prompt", "hello world", "--raw", "--max-tokens", "400", "--ignore-eos")
+    started.wait_event("token_received", sequence=2)
+    os.kill(started.worker_pid(1), signal.SIGBUS)
+    result = started.finish(1, within=10)
+    assert result["fault"]["cause"] == "WeightsUnreadable"
+    assert result["fault"]["stage_index"] == 1
+    size = os.path.getsize(demo_model)
+    assert f"the model file {demo_model!r} ({size} bytes) is as when opened" in started.error_line()
+    assert "kernel log" in started.err

@@ -223,7 +223,7 @@ class Fault:
     @property
     def remedy(self) -> str:
         """What an operator can do about it, one line."""
-        return REMEDIES[self.reason]
+        return REMEDIES_OF_CAUSES.get((self.reason, self.cause)) or REMEDIES[self.reason]
 
 
 _DEFECT = "this is a defect of swactor or of a plug-in: report it with the file of `--events FILE`"
@@ -256,6 +256,16 @@ REMEDIES: dict[FaultReason, str] = {
     FaultReason.TEARDOWN_TIMEOUT: "restart what did not stop: its memory is not used again before",
     FaultReason.INTERNAL: _DEFECT,
 }
+
+REMEDIES_OF_CAUSES: dict[tuple[FaultReason, str], str] = {
+    (FaultReason.WORKER_CRASHED, ModelFailure.CONTENT_CHANGED): (
+        "put the whole file there again, by a rename and never while a run uses it, then run again"
+    ),
+    (FaultReason.WORKER_CRASHED, RoleFailure.WEIGHTS_UNREADABLE): (
+        "look in that machine's kernel log for errors of disk or memory, and run from a sound disk"
+    ),
+}
+"""Where the cause says better than the reason what to do."""
 
 OBJECT_FAULTS: dict[ObjectFailure, FaultReason] = {
     ObjectFailure.HEADER_MALFORMED: FaultReason.MALFORMED_OBJECT_HEADER,

@@ -306,7 +306,7 @@ class StageController(Machine[StageState]):
             detail = event.detail.removeprefix(f"{event.fatal}: ")
             return self._fault(fatal, cause=str(event.fatal), detail=detail, component=component)
         crashed, component = FaultReason.WORKER_CRASHED, Component.GPU_WORKER_CTL
-        return self._fault(crashed, detail=event.detail, component=component)
+        return self._fault(crashed, cause=event.cause, detail=event.detail, component=component)
 
     def _note_crash(self, event: WorkerCrashed, now: float) -> Outcome[StageState]:
         self._teardown.role_gone = True

@@ -265,16 +265,22 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
         if event.worker_generation != self.generation or event.kind is ProcessNotificationKind.STARTED:
             return S.RUNNING, ()
         kill = event.kind is ProcessNotificationKind.ERROR
-        crash = self._crash(event.detail, now, kill=kill)
+        crash = self._crash(event.detail, now, kill=kill, cause=event.cause)
         if not kill:  # the process is already reaped: the notification that Crashed waits for is this one
             crash = (*crash, Send(ME, event))
         return S.CRASHED, crash
 
     def _crash(
-        self, detail: str, now: float, *, kill: bool, fatal: WorkerFatalReason | None = None
+        self,
+        detail: str,
+        now: float,
+        *,
+        kill: bool,
+        fatal: WorkerFatalReason | None = None,
+        cause: str = "",
     ) -> tuple[Action, ...]:
         self._why = detail
-        crashed = WorkerCrashed(self.generation, detail, fatal)
+        crashed = WorkerCrashed(self.generation, detail, fatal, cause)
         return (
             *self._waits_no_more(),
             *((KillWorker(self.generation),) if kill else ()),
