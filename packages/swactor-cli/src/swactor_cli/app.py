@@ -32,7 +32,9 @@ _PLACE, _OUTPUT = "Where it runs", "Output"
 
 cluster_app = typer.Typer(help="Cluster files.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(cluster_app, name="cluster")
-cache_app = typer.Typer(help="Fetched models.", no_args_is_help=True, rich_markup_mode=None)
+cache_app = typer.Typer(
+    help="Fetched models and what else is kept.", no_args_is_help=True, rich_markup_mode=None
+)
 app.add_typer(cache_app, name="cache")
 
 Model = Annotated[
@@ -520,7 +522,7 @@ def cluster_new(
 
 @cache_app.command("list")
 def cache_list(loader: Loader = None, json_lines: Json = False) -> None:
-    """List the models that were fetched to this machine, with what they take on the disk."""
+    """List fetched models, temporary files and compiled kernels, with what they take on the disk."""
     from swactor_cli.commands.cache import list_cache
 
     raise typer.Exit(list_cache({"loader": loader}, Output(json_lines=json_lines)))
@@ -535,19 +537,31 @@ def cache_clear(
     older_than: Annotated[
         str | None, typer.Option(help="Only what was not used for so long, like 30d.", show_default=False)
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All models.")] = False,
+    temporary: Annotated[
+        bool, typer.Option("--temporary", help="What fetches that were killed have left.")
+    ] = False,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Compiled kernels; the next run compiles its own again.")
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All models, temporary files and compiled kernels.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing, say what would go.")] = False,
     loader: Loader = None,
     json_lines: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Remove fetched models.
+    """Remove fetched models, temporary files and compiled kernels.
 
-    What a process has open stays, and exit 1 says so.
+    What a process has open or is fetching stays, and exit 1 says so.
     """
+    from swactor_core.spi.storage import StoredKind
+
     from swactor_cli.commands.cache import ClearOptions, clear_cache
 
-    options = ClearOptions(tuple(models or ()), older_than, everything, dry_run, {"loader": loader})
+    flags = {StoredKind.TEMPORARY: temporary, StoredKind.KERNELS: kernels}
+    kinds = frozenset(kind for kind, meant in flags.items() if meant)
+    options = ClearOptions(tuple(models or ()), kinds, older_than, everything, dry_run, {"loader": loader})
     raise typer.Exit(clear_cache(options, Output(json_lines=json_lines, quiet=quiet)))
 
 
