@@ -169,7 +169,14 @@ def faulted(
     **where: Any,
 ) -> tuple[Action, ...]:
     fault = Fault(reason, component, detail, cause, stage_index=STAGE, **where)
-    fields = {"reason": str(reason), "component": str(component), "detail": detail}
+    fields = {
+        "reason": str(reason),
+        "component": str(component),
+        "cause": cause,
+        "detail": detail,
+        "stage_index": STAGE,
+        **where,
+    }
     return Emit(EventName.STAGE_FAULTED, fields), Send(RUN, StageFault(RUN_ID, STAGE, fault))
 
 

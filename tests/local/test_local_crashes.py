@@ -33,6 +33,10 @@ def test_a_killed_worker_is_a_worker_crash_of_its_stage(echo: Start, stage: int)
     assert result["outcome"] == "faulted"
     assert result["fault"]["reason"] == "WorkerCrashed"
     assert result["fault"]["stage_index"] == stage
+    assert result["fault"]["node_id"] == started.node_id(stage)
+    event = started.event("run_faulted")
+    assert event is not None
+    assert event["fault_node_id"] == started.node_id(stage)
     line = started.error_line()
     assert f"stage {stage}" in line
     assert "WorkerCrashed" in line

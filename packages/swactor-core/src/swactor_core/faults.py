@@ -197,13 +197,17 @@ class Fault:
     ring_id: RingId | None = None
 
     def fields(self) -> dict[str, Any]:
-        """Of an event that records it (spec section 40)."""
+        """Of an event that records it (spec section 40). The node that it happened at is `fault_node_id`: an
+        event's `node_id` is that of the process whose event it is."""
+        node = None if self.node_id is None else node_hex(self.node_id)
+        known = {"edge_id": self.edge_id, "ring_id": self.ring_id, "fault_node_id": node}
         return {
             "reason": str(self.reason),
             "component": str(self.component),
             "cause": self.cause,
             "detail": self.detail,
             "stage_index": self.stage_index,
+            **{name: value for name, value in known.items() if value is not None},
         }
 
     def line(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file
 from swactor_core.errors import UsageError
 from swactor_core.hosting import refuse_separate_processes, refuse_unfit_model, worker_in_process
-from swactor_core.ids import NodeId, RunId
+from swactor_core.ids import NodeId, RunId, node_hex
 from swactor_core.machines.run import RunBounds
 from swactor_core.machines.run_effects import RunOutcome
 from swactor_core.node.identity import key_in_use, load_or_create_seed
@@ -270,11 +270,15 @@ def _record(result: RunResult, figures: dict[str, Any], text: str) -> dict[str, 
         "stats": figures,
     }
     if result.fault is not None:
+        fault = result.fault
         record["fault"] = {
-            "reason": str(result.fault.reason),
-            "component": str(result.fault.component),
-            "cause": result.fault.cause,
-            "detail": result.fault.detail,
-            "stage_index": result.fault.stage_index,
+            "reason": str(fault.reason),
+            "component": str(fault.component),
+            "cause": fault.cause,
+            "detail": fault.detail,
+            "stage_index": fault.stage_index,
+            "node_id": None if fault.node_id is None else node_hex(fault.node_id),
+            "edge_id": fault.edge_id,
+            "ring_id": fault.ring_id,
         }
     return record

@@ -6,8 +6,9 @@ is still to be told, who is waited for, and what the end cannot prove.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from swactor_core.faults import Fault
 from swactor_core.ids import NodeId, StageIndex
 from swactor_core.messages import StageStats, StageStopped
 
@@ -21,8 +22,14 @@ class RunTeardown:
     _stopped: dict[StageIndex, StageStopped] = field(default_factory=dict)
     _unproven: tuple[str, ...] = ()
 
-    def stage_of(self, node_id: NodeId) -> StageIndex | None:
-        return next((index for index, node in self.nodes.items() if node == node_id), None)
+    def placed(self, fault: Fault) -> Fault:
+        """With the stage of its node, or the node of its stage, where only one of them was known."""
+        stage, node = fault.stage_index, fault.node_id
+        if stage is None and node is not None:
+            stage = next((index for index, of in self.nodes.items() if of == node), None)
+        elif node is None and stage is not None:
+            node = self.nodes.get(stage)
+        return replace(fault, stage_index=stage, node_id=node)
 
     def note_stopped(self, event: StageStopped) -> None:
         self._stopped[event.stage_index] = event

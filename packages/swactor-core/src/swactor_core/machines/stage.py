@@ -329,9 +329,8 @@ class StageController(Machine[StageState]):
     def _faulted(self, fault: Fault) -> Outcome[StageState]:
         plan = self.provisioned
         placed = replace(fault, stage_index=plan.stage_index)
-        fields = {"reason": str(fault.reason), "component": str(fault.component), "detail": fault.detail}
         return S.FAULTED, (
-            Emit(EventName.STAGE_FAULTED, fields),
+            Emit(EventName.STAGE_FAULTED, placed.fields()),
             Send(ORCHESTRATOR, StageFault(plan.run_id, plan.stage_index, placed)),
         )
 
