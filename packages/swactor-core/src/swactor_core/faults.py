@@ -257,7 +257,7 @@ REMEDIES: dict[FaultReason, str] = {
     FaultReason.STEP_FAILED: "look at that node's log for what its worker says of the step",
     FaultReason.READINESS_TIMEOUT: "look at the logs of what was not ready; large models need fast disks",
     FaultReason.EXECUTION_TIMEOUT: "allow a token more time (--token-timeout), or find the node that hangs",
-    FaultReason.TEARDOWN_TIMEOUT: "restart what did not stop: its memory is not used again before",
+    FaultReason.TEARDOWN_TIMEOUT: "restart what does not stop: its memory is used again only after its end",
     FaultReason.INTERNAL: _DEFECT,
 }
 

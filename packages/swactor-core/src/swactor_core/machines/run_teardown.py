@@ -20,6 +20,7 @@ class RunTeardown:
     endpoints_stopped: bool = False
     _gone: set[NodeId] = field(default_factory=set)
     _stopped: dict[StageIndex, StageStopped] = field(default_factory=dict)
+    _of_endpoints: tuple[str, ...] = ()
     _unproven: tuple[str, ...] = ()
 
     def placed(self, fault: Fault) -> Fault:
@@ -38,8 +39,8 @@ class RunTeardown:
         self._gone.add(node_id)
 
     def note_endpoints(self, unproven: tuple[str, ...]) -> None:
-        self.endpoints_stopped = True
-        self._unproven += unproven
+        """Said again when a proof comes after its time: the last word counts."""
+        self.endpoints_stopped, self._of_endpoints = True, unproven
 
     def missing(self) -> dict[StageIndex, NodeId]:
         """Stages that have not stopped, on nodes that can still say so."""
@@ -69,7 +70,7 @@ class RunTeardown:
             for index, node in self.nodes.items()
             if node in self._gone and index not in self._stopped
         )
-        return self._unproven + of_stages + with_nodes
+        return self._of_endpoints + self._unproven + of_stages + with_nodes
 
     def stats(self) -> tuple[tuple[StageIndex, StageStats], ...]:
         return tuple((index, stopped.stats) for index, stopped in sorted(self._stopped.items()))
