@@ -61,9 +61,8 @@ Verbose = Annotated[
 
 
 def _set_up_logging(verbose: int) -> None:
-    level = {0: "WARNING", 1: "INFO"}.get(verbose, "DEBUG")
-    level = os.environ.get("SWACTOR_LOG", level)
-    os.environ.setdefault("SWACTOR_LOG", level)  # node processes talk as much
+    level = {0: os.environ.get("SWACTOR_LOG", "WARNING"), 1: "INFO"}.get(verbose, "DEBUG")
+    os.environ["SWACTOR_LOG"] = level  # node processes talk as much
     logging.basicConfig(level=level, format="%(name)s: %(message)s", stream=sys.stderr)
 
 
@@ -96,6 +95,7 @@ def root(
 
 @app.command(cls=SectionedCommand)
 def run(
+    context: typer.Context,
     model: Model,
     prompt: Annotated[
         str | None,
@@ -112,7 +112,10 @@ def run(
         ),
     ] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="No chat template: the text as it is.", rich_help_panel=_PROMPT)
+        bool,
+        typer.Option(
+            "--raw", help="No chat template: the text as it is. Ids are so anyway.", rich_help_panel=_PROMPT
+        ),
     ] = False,
     pre: Annotated[
         str | None,
@@ -136,7 +139,12 @@ def run(
         typer.Option("--ignore-eos", help="Go on after an end-of-generation token.", rich_help_panel=_ANSWER),
     ] = False,
     temperature: Annotated[
-        float, typer.Option(min=0.0, help="0 is greedy.", rich_help_panel=_SAMPLING)
+        float,
+        typer.Option(
+            min=0.0,
+            help="0 is greedy: then nothing is drawn, and top-k, top-p, min-p and seed change nothing.",
+            rich_help_panel=_SAMPLING,
+        ),
     ] = 0.0,
     top_k: Annotated[
         int, typer.Option(min=0, help="Only the K likeliest tokens; 0: off.", rich_help_panel=_SAMPLING)
@@ -256,10 +264,12 @@ def run(
     """Stream a model's answer through a pipeline of nodes."""
     from swactor_core.errors import UsageError
 
+    from swactor_cli.combinations import RUN_EXCLUDES, RUN_NEEDS, given_options, refuse_ignored
     from swactor_cli.commands.run import RunOptions
     from swactor_cli.commands.run import run as command
     from swactor_cli.sampling_options import sampling_policy
 
+    refuse_ignored(given_options(context), RUN_EXCLUDES, needs=RUN_NEEDS)
     _set_up_logging(verbose)
     if sample_on not in ("last-stage", "orchestrator"):
         raise UsageError(f"--sample-on {sample_on!r}", hint="use last-stage or orchestrator")
@@ -304,6 +314,7 @@ def run(
 
 @app.command()
 def node(
+    context: typer.Context,
     cluster: Annotated[str, typer.Option(help="The cluster file.", show_default=False)],
     name: Annotated[str, typer.Option(help="Which of its nodes this is.", show_default=False)],
     bind: Annotated[str | None, typer.Option(help="Address to listen on (default 0.0.0.0).")] = None,
@@ -340,8 +351,10 @@ def node(
 
     Runs until Ctrl-C or a fault; --json gives its lifecycle events.
     """
+    from swactor_cli.combinations import NODE_EXCLUDES, given_options, refuse_ignored
     from swactor_cli.commands.node import NodeOptions, run_node
 
+    refuse_ignored(given_options(context), NODE_EXCLUDES)
     _set_up_logging(verbose)
     options = NodeOptions(
         cluster=cluster,
@@ -361,6 +374,7 @@ def node(
 
 @app.command()
 def plan(
+    context: typer.Context,
     model: Model,
     nodes: Annotated[int | None, typer.Option(min=1, help="Nodes, one stage each (default 2).")] = None,
     cluster: Cluster = None,
@@ -383,9 +397,11 @@ def plan(
 
     Reads the file's header, loads no weight.
     """
+    from swactor_cli.combinations import PLAN_EXCLUDES, given_options, refuse_ignored
     from swactor_cli.commands.plan import PlanOptions
     from swactor_cli.commands.plan import plan as command
 
+    refuse_ignored(given_options(context), PLAN_EXCLUDES)
     options = PlanOptions(
         model=model,
         nodes=nodes,

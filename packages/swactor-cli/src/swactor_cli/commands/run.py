@@ -30,7 +30,7 @@ from swactor_cli.answer import Answer
 from swactor_cli.errors import ExitCode
 from swactor_cli.interrupts import Interrupts
 from swactor_cli.keys import orchestrator_key_file
-from swactor_cli.models import open_model, tokenizer_of
+from swactor_cli.models import has_tokenizer, open_model, tokenizer_of
 from swactor_cli.output import Output, OutputLost
 from swactor_cli.progress import Display
 from swactor_cli.prompts import check_text, prompt_ids_of
@@ -75,8 +75,6 @@ class RunOptions:
 
 def run(options: RunOptions, output: Output) -> ExitCode:
     """Raises SwactorError for what cannot begin; a run that began ends in its outcome's exit code."""
-    if options.nodes is not None and options.cluster is not None:
-        raise UsageError("--nodes and --cluster exclude each other", hint="a cluster file names its nodes")
     file = load_cluster_file(options.cluster) if options.cluster is not None else None
     choice = choose_plugins(file.plugins if file is not None else PluginChoice(), options.plugins)
     plugins = load_plugins(blocked=choice.blocked)
@@ -90,6 +88,10 @@ def run(options: RunOptions, output: Output) -> ExitCode:
     path, model = open_model(loader, options.model, output)
     with ExitStack() as closing:
         closing.callback(model.close)
+        if options.pre is not None and options.prompt_ids is not None and has_tokenizer(model):
+            raise UsageError(
+                "--pre and --prompt-ids exclude each other", hint="ids are not tokenized: leave --pre out"
+            )
         tokenizer = tokenizer_of(model, options.pre)
         local = file is None
         request = _request(options, model, tokenizer, _uri(path, options.model, local=local))
