@@ -16,6 +16,7 @@ from local_command import PACED, Command, Run, alive, until
 LONG = ("--prompt-ids", "5,6,7", "--max-tokens", "400")
 WORKER_DEATH = 2.0
 NODE_DEATH = 5.0
+STOPPED_NODE = 14.0
 
 Start = Callable[..., Run]
 
@@ -82,6 +83,20 @@ def test_a_stopped_node_faults_the_run_and_is_ended(echo: Start) -> None:
     os.kill(started.node_pid(0), signal.SIGSTOP)
     started.finish(1, within=45, killed_nodes=[node_id])
     started.error_line()
+
+
+def test_a_stopped_node_is_named_with_the_reason_and_not_waited_for(echo: Start) -> None:
+    """Membership gives it up after some five seconds; an end in order would be waited for another fifteen."""
+    started = echo(*LONG, *PACED)
+    started.wait_event("token_received", sequence=3)
+    node_id = started.node_id(0)
+    os.kill(started.node_pid(0), signal.SIGSTOP)
+    result = started.finish(1, within=STOPPED_NODE, killed_nodes=[node_id])
+    assert result["fault"]["reason"] == "MembershipLost"
+    assert (result["fault"]["node_id"], result["fault"]["stage_index"]) == (node_id, 0)
+    said = f"MembershipLost seen by Membership at stage 0 on node {node_id}: node-0 is Dead in membership"
+    assert started.error_line() == f"error: {said}"
+    assert result["stats"]["unproven"] == ["stage 0 went with its node"]
 
 
 def test_a_killed_command_takes_its_processes_along(echo: Start) -> None:
