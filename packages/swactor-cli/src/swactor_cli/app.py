@@ -32,7 +32,9 @@ _PLACE, _OUTPUT = "Where it runs", "Output"
 
 cluster_app = typer.Typer(help="Cluster files.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(cluster_app, name="cluster")
-cache_app = typer.Typer(help="Fetched models.", no_args_is_help=True, rich_markup_mode=None)
+cache_app = typer.Typer(
+    help="Fetched models and what else is kept.", no_args_is_help=True, rich_markup_mode=None
+)
 app.add_typer(cache_app, name="cache")
 
 Model = Annotated[
@@ -59,9 +61,8 @@ Verbose = Annotated[
 
 
 def _set_up_logging(verbose: int) -> None:
-    level = {0: "WARNING", 1: "INFO"}.get(verbose, "DEBUG")
-    level = os.environ.get("SWACTOR_LOG", level)
-    os.environ.setdefault("SWACTOR_LOG", level)  # node processes talk as much
+    level = {0: os.environ.get("SWACTOR_LOG", "WARNING"), 1: "INFO"}.get(verbose, "DEBUG")
+    os.environ["SWACTOR_LOG"] = level  # node processes talk as much
     logging.basicConfig(level=level, format="%(name)s: %(message)s", stream=sys.stderr)
 
 
@@ -94,6 +95,7 @@ def root(
 
 @app.command(cls=SectionedCommand)
 def run(
+    context: typer.Context,
     model: Model,
     prompt: Annotated[
         str | None,
@@ -110,7 +112,10 @@ def run(
         ),
     ] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="No chat template: the text as it is.", rich_help_panel=_PROMPT)
+        bool,
+        typer.Option(
+            "--raw", help="No chat template: the text as it is. Ids are so anyway.", rich_help_panel=_PROMPT
+        ),
     ] = False,
     pre: Annotated[
         str | None,
@@ -134,7 +139,12 @@ def run(
         typer.Option("--ignore-eos", help="Go on after an end-of-generation token.", rich_help_panel=_ANSWER),
     ] = False,
     temperature: Annotated[
-        float, typer.Option(min=0.0, help="0 is greedy.", rich_help_panel=_SAMPLING)
+        float,
+        typer.Option(
+            min=0.0,
+            help="0 is greedy: then nothing is drawn, and top-k, top-p, min-p and seed change nothing.",
+            rich_help_panel=_SAMPLING,
+        ),
     ] = 0.0,
     top_k: Annotated[
         int, typer.Option(min=0, help="Only the K likeliest tokens; 0: off.", rich_help_panel=_SAMPLING)
@@ -254,10 +264,12 @@ def run(
     """Stream a model's answer through a pipeline of nodes."""
     from swactor_core.errors import UsageError
 
+    from swactor_cli.combinations import RUN_EXCLUDES, RUN_NEEDS, given_options, refuse_ignored
     from swactor_cli.commands.run import RunOptions
     from swactor_cli.commands.run import run as command
     from swactor_cli.sampling_options import sampling_policy
 
+    refuse_ignored(given_options(context), RUN_EXCLUDES, needs=RUN_NEEDS)
     _set_up_logging(verbose)
     if sample_on not in ("last-stage", "orchestrator"):
         raise UsageError(f"--sample-on {sample_on!r}", hint="use last-stage or orchestrator")
@@ -302,6 +314,7 @@ def run(
 
 @app.command()
 def node(
+    context: typer.Context,
     cluster: Annotated[str, typer.Option(help="The cluster file.", show_default=False)],
     name: Annotated[str, typer.Option(help="Which of its nodes this is.", show_default=False)],
     bind: Annotated[str | None, typer.Option(help="Address to listen on (default 0.0.0.0).")] = None,
@@ -338,8 +351,10 @@ def node(
 
     Runs until Ctrl-C or a fault; --json gives its lifecycle events.
     """
+    from swactor_cli.combinations import NODE_EXCLUDES, given_options, refuse_ignored
     from swactor_cli.commands.node import NodeOptions, run_node
 
+    refuse_ignored(given_options(context), NODE_EXCLUDES)
     _set_up_logging(verbose)
     options = NodeOptions(
         cluster=cluster,
@@ -359,6 +374,7 @@ def node(
 
 @app.command()
 def plan(
+    context: typer.Context,
     model: Model,
     nodes: Annotated[int | None, typer.Option(min=1, help="Nodes, one stage each (default 2).")] = None,
     cluster: Cluster = None,
@@ -381,9 +397,11 @@ def plan(
 
     Reads the file's header, loads no weight.
     """
+    from swactor_cli.combinations import PLAN_EXCLUDES, given_options, refuse_ignored
     from swactor_cli.commands.plan import PlanOptions
     from swactor_cli.commands.plan import plan as command
 
+    refuse_ignored(given_options(context), PLAN_EXCLUDES)
     options = PlanOptions(
         model=model,
         nodes=nodes,
@@ -520,7 +538,7 @@ def cluster_new(
 
 @cache_app.command("list")
 def cache_list(loader: Loader = None, json_lines: Json = False) -> None:
-    """List the models that were fetched to this machine, with what they take on the disk."""
+    """List fetched models, temporary files and compiled kernels, with what they take on the disk."""
     from swactor_cli.commands.cache import list_cache
 
     raise typer.Exit(list_cache({"loader": loader}, Output(json_lines=json_lines)))
@@ -535,19 +553,31 @@ def cache_clear(
     older_than: Annotated[
         str | None, typer.Option(help="Only what was not used for so long, like 30d.", show_default=False)
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All models.")] = False,
+    temporary: Annotated[
+        bool, typer.Option("--temporary", help="What fetches that were killed have left.")
+    ] = False,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Compiled kernels; the next run compiles its own again.")
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All models, temporary files and compiled kernels.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing, say what would go.")] = False,
     loader: Loader = None,
     json_lines: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Remove fetched models.
+    """Remove fetched models, temporary files and compiled kernels.
 
-    What a process has open stays, and exit 1 says so.
+    What a process has open or is fetching stays, and exit 1 says so.
     """
+    from swactor_core.spi.storage import StoredKind
+
     from swactor_cli.commands.cache import ClearOptions, clear_cache
 
-    options = ClearOptions(tuple(models or ()), older_than, everything, dry_run, {"loader": loader})
+    flags = {StoredKind.TEMPORARY: temporary, StoredKind.KERNELS: kernels}
+    kinds = frozenset(kind for kind, meant in flags.items() if meant)
+    options = ClearOptions(tuple(models or ()), kinds, older_than, everything, dry_run, {"loader": loader})
     raise typer.Exit(clear_cache(options, Output(json_lines=json_lines, quiet=quiet)))
 
 

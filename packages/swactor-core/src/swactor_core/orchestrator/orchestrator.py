@@ -384,6 +384,11 @@ class Orchestrator:
         else:
             self._before_run.append(evidence)
 
+    def dead_nodes(self) -> frozenset[NodeId]:
+        """Those that membership has given up."""
+        members = self._membership.members() if self._membership is not None else ()
+        return frozenset(member.node_id for member in members if member.state is MemberState.DEAD)
+
     def shutdown_nodes(self) -> None:
         """Asks every linked node to end; for pools that belong to this orchestrator."""
         for link in self._links.values():
