@@ -264,12 +264,19 @@ def run(
     """Stream a model's answer through a pipeline of nodes."""
     from swactor_core.errors import UsageError
 
-    from swactor_cli.combinations import RUN_EXCLUDES, RUN_NEEDS, given_options, refuse_ignored
+    from swactor_cli.combinations import (
+        RUN_EXCLUDES,
+        RUN_NEEDS,
+        given_options,
+        refuse_exclusive,
+        without_effect,
+    )
     from swactor_cli.commands.run import RunOptions
     from swactor_cli.commands.run import run as command
     from swactor_cli.sampling_options import sampling_policy
 
-    refuse_ignored(given_options(context), RUN_EXCLUDES, needs=RUN_NEEDS)
+    given = given_options(context)
+    refuse_exclusive(given, RUN_EXCLUDES)
     _set_up_logging(verbose)
     if sample_on not in ("last-stage", "orchestrator"):
         raise UsageError(f"--sample-on {sample_on!r}", hint="use last-stage or orchestrator")
@@ -309,7 +316,10 @@ def run(
         logits=logits,
         plugins=_chosen(arena, transport, membership, worker, loader),
     )
-    raise typer.Exit(command(options, Output(json_lines=json_lines, quiet=quiet)))
+    output = Output(json_lines=json_lines, quiet=quiet)
+    for warning in without_effect(given, RUN_NEEDS):
+        output.warning(warning)
+    raise typer.Exit(command(options, output))
 
 
 @app.command()
@@ -351,10 +361,10 @@ def node(
 
     Runs until Ctrl-C or a fault; --json gives its lifecycle events.
     """
-    from swactor_cli.combinations import NODE_EXCLUDES, given_options, refuse_ignored
+    from swactor_cli.combinations import NODE_EXCLUDES, given_options, refuse_exclusive
     from swactor_cli.commands.node import NodeOptions, run_node
 
-    refuse_ignored(given_options(context), NODE_EXCLUDES)
+    refuse_exclusive(given_options(context), NODE_EXCLUDES)
     _set_up_logging(verbose)
     options = NodeOptions(
         cluster=cluster,
@@ -397,11 +407,11 @@ def plan(
 
     Reads the file's header, loads no weight.
     """
-    from swactor_cli.combinations import PLAN_EXCLUDES, given_options, refuse_ignored
+    from swactor_cli.combinations import PLAN_EXCLUDES, given_options, refuse_exclusive
     from swactor_cli.commands.plan import PlanOptions
     from swactor_cli.commands.plan import plan as command
 
-    refuse_ignored(given_options(context), PLAN_EXCLUDES)
+    refuse_exclusive(given_options(context), PLAN_EXCLUDES)
     options = PlanOptions(
         model=model,
         nodes=nodes,

@@ -1,4 +1,4 @@
-"""Options that do not go together, or do nothing alone: refused, where they would be ignored without a word.
+"""Options that do not go together are refused, those that do nothing alone are warned of.
 
 Knows which options were given, not what they mean. What depends on a value or on the model is refused where
 that is known (`prompts`, `worker_options`, `side_files`, the commands).
@@ -59,16 +59,17 @@ def given_options(context: typer.Context) -> frozenset[str]:
     return frozenset(given)
 
 
-def refuse_ignored(
-    given: frozenset[str],
-    excludes: Mapping[tuple[str, str], str],
-    *,
-    needs: Mapping[str, tuple[tuple[str, ...], str]] = MappingProxyType({}),
-) -> None:
+def refuse_exclusive(given: frozenset[str], excludes: Mapping[tuple[str, str], str]) -> None:
     """Raises UsageError naming both options and the remedy."""
     for pair, remedy in excludes.items():
         if given.issuperset(pair):
             raise UsageError(f"{pair[0]} and {pair[1]} exclude each other", hint=remedy)
-    for option, (others, remedy) in needs.items():
-        if option in given and given.isdisjoint(others):
-            raise UsageError(f"{option} has no effect without {' or '.join(others)}", hint=remedy)
+
+
+def without_effect(given: frozenset[str], needs: Mapping[str, tuple[tuple[str, ...], str]]) -> list[str]:
+    """What to tell of options that do nothing alone: the run is what it would be without them."""
+    return [
+        f"{option} has no effect without {' or '.join(others)}: {remedy}"
+        for option, (others, remedy) in needs.items()
+        if option in given and given.isdisjoint(others)
+    ]
