@@ -6,6 +6,25 @@
 
 #define TILE 4
 
+#if PANEL == TILE
+typedef float fours __attribute__((vector_size(16), aligned(4)));
+
+/* PANEL rows' results of TILE rows of x, those of one row of x together. */
+INLINE void finish_tile(const struct product *p, u64 row, u64 token, floats made) {
+  const union { floats all; fours of[TILE]; } result = {made};
+#pragma clang loop unroll(full)
+  for (int t = 0; t < TILE; t++) {
+    const u64 at = (token + t) * p->out_stride + row;
+    fours value = result.of[t], tails;
+    for (int k = 0; k < PANEL; k++) tails[k] = rest(p, row + k, p->x + (token + t) * p->columns);
+    value += tails;
+    if (p->bias) value += *(const fours *)(p->bias + row);
+    if (p->residual) value += *(const fours *)(p->residual + at);
+    *(fours *)(p->out + at) = value;
+  }
+}
+#endif
+
 INLINE void tile(const struct product *p, const float *panel, u64 row, int rows, u64 token, int tokens) {
   const u64 groups = p->columns / GROUP_VALUES;
   floats total[PANEL][TILE];
@@ -19,6 +38,12 @@ INLINE void tile(const struct product *p, const float *panel, u64 row, int rows,
       for (int t = 0; t < tokens; t++) total[k][t] += w * load(p->x + (token + t) * p->columns + c);
     }
   }
+#if PANEL == TILE
+  if (rows == PANEL && tokens == TILE) {
+    finish_tile(p, row, token, sums(&total[0][0]));
+    return;
+  }
+#endif
   for (int k = 0; k < rows; k++)
     for (int t = 0; t < tokens; t++) {
       float tail = rest(p, row + k, p->x + (token + t) * p->columns);
