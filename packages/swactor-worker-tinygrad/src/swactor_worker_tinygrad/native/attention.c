@@ -51,7 +51,8 @@ INLINE void score(float *shares, u64 stride, const float *const *q, const float 
     score_tiles(shares, stride, q, keys, width, count, 2, scale);
     tile += 2, keys += 2 * size, shares += 2 * LANES;
   }
-  for (; tile < tiles; tile++, keys += size, shares += LANES) score_tiles(shares, stride, q, keys, width, count, 1, scale);
+  for (; tile < tiles; tile++, keys += size, shares += LANES)
+    score_tiles(shares, stride, q, keys, width, count, 1, scale);
 }
 
 INLINE floats greater(floats a, floats b) {
@@ -70,7 +71,7 @@ INLINE float greatest(floats v) {
 /* Makes those of a tile's scores, the first being that of row `row`, minus infinity that are not of from..seen. */
 INLINE void hide(float *shares, u64 row, u64 from, u64 seen) {
   const ints place = (ints){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + (int32_t)row;
-  const ints out = place < (int32_t)from | place >= (int32_t)seen;
+  const ints out = (place < (int32_t)from) | (place >= (int32_t)seen);
   const floats none = (floats){0} - __builtin_inff();
   store(shares + row, (floats)(((ints)load(shares + row) & ~out) | ((ints)none & out)));
 }

@@ -72,34 +72,27 @@ INLINE float sum(floats v) {
   return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
-/* The sums of sixteen vectors, each in the order of `sum`; those of v[0], v[4], v[8] and v[12] come first, then those of
- * v[1], v[5]... */
-INLINE floats sums(const floats *v) {
-  floats half[8], quarter[4], pair[2];
-#pragma clang loop unroll(full)
-  for (int i = 0; i < 8; i++) {
-    const floats a = v[2 * i], b = v[2 * i + 1];
-    half[i] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-              __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+/* What `combine` makes of the lanes of each of sixteen vectors, in the order of `sum`: lane 4t + k is of v[4k + t]. */
+#define ACROSS(name, vector, combine)                                                                       \
+  INLINE vector name(const vector *v) {                                                                     \
+    vector half[8], quarter[4], pair[2];                                                                    \
+    for (int i = 0; i < 8; i++)                                                                             \
+      half[i] = combine(BOTH(v, i, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),                 \
+                        BOTH(v, i, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31));          \
+    for (int i = 0; i < 4; i++)                                                                             \
+      quarter[i] = combine(BOTH(half, i, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),         \
+                           BOTH(half, i, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31));      \
+    for (int i = 0; i < 2; i++)                                                                             \
+      pair[i] = combine(BOTH(quarter, i, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),         \
+                        BOTH(quarter, i, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31));      \
+    return combine(BOTH(pair, 0, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30),                \
+                   BOTH(pair, 0, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31));               \
   }
-#pragma clang loop unroll(full)
-  for (int i = 0; i < 4; i++) {
-    const floats a = half[2 * i], b = half[2 * i + 1];
-    quarter[i] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
-                 __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-  }
-#pragma clang loop unroll(full)
-  for (int i = 0; i < 2; i++) {
-    const floats a = quarter[2 * i], b = quarter[2 * i + 1];
-    pair[i] = __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-              __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-  }
-  const floats a = pair[0], b = pair[1];
-  return __builtin_shufflevector(a, b, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +
-         __builtin_shufflevector(a, b, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31);
-}
+#define BOTH(v, i, ...) __builtin_shufflevector((v)[2 * (i)], (v)[2 * (i) + 1], __VA_ARGS__)
+#define ADDED(a, b) ((a) + (b))
+ACROSS(sums, floats, ADDED)
 
-/* 2^n * exp(r), where x is n * ln 2 + r: multiples of ln 2, then the polynomial of Cephes' expf; for -87.3 <= x <= 88.3. */
+/* exp for -87.3 <= x <= 88.3: range reduction by multiples of ln 2, then the polynomial of Cephes' expf. */
 INLINE floats exponential_within(floats x) {
   floats n = (x * 1.44269504088896341f + 12582912.0f) - 12582912.0f;
   floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
