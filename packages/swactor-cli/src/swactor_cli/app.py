@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 from swactor_core import __version__
+from swactor_core.specs import PREFILL_CHUNK
 
 from swactor_cli.errors import ExitCode, report
 from swactor_cli.help import SectionedCommand
@@ -49,6 +50,7 @@ Json = Annotated[
     bool, typer.Option("--json", help="One JSON object a line on stdout.", rich_help_panel="Output")
 ]
 Cluster = Annotated[str | None, typer.Option(help="A cluster file.", show_default=False)]
+PrefillChunk = Annotated[int, typer.Option(min=1, max=4096, help="Prompt tokens per compute step.")]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="No talk on stderr but errors.", rich_help_panel="Output")
 ]
@@ -224,7 +226,7 @@ def run(
     ] = None,
     prefill_chunk: Annotated[
         int, typer.Option(min=1, max=4096, help="Prompt tokens per compute step.", rich_help_panel=_PLACE)
-    ] = 32,
+    ] = PREFILL_CHUNK,
     token_timeout: Annotated[
         float,
         typer.Option(
@@ -390,7 +392,7 @@ def plan(
     cluster: Cluster = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 32,
-    prefill_chunk: Annotated[int, typer.Option(min=1, max=4096, help="Prompt tokens per compute step.")] = 32,
+    prefill_chunk: PrefillChunk = PREFILL_CHUNK,
     memory: Annotated[
         str | None, typer.Option(help="What a stage may hold on each of --nodes, like 8GiB.")
     ] = None,
@@ -432,7 +434,7 @@ def tune(
     model: Model,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes, one stage each.")] = 2,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of a run, prompt and answer.")] = 160,
-    prefill_chunk: Annotated[int, typer.Option(min=1, max=4096, help="Prompt tokens per compute step.")] = 32,
+    prefill_chunk: PrefillChunk = PREFILL_CHUNK,
     device: Annotated[str | None, typer.Option(help="Compute device, such as CPU or CUDA.")] = None,
     worker_option: Annotated[
         list[str] | None,
