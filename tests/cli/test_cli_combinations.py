@@ -17,6 +17,7 @@ from swactor_cli.combinations import (
     PLAN_EXCLUDES,
     RUN_EXCLUDES,
     RUN_NEEDS,
+    refuse_exclusive,
     without_effect,
 )
 from swactor_cli.models import has_tokenizer
@@ -200,5 +201,5 @@ def test_a_plan_for_a_cluster_counts_what_its_nodes_are_set_to(call: Any, home: 
 
 def test_a_refusal_names_options_and_remedy() -> None:
     with pytest.raises(UsageError, match="--a and --b exclude each other") as caught:
-        without_effect(frozenset({"--a", "--b", "--c"}), {("--a", "--b"): "leave one out"})
+        refuse_exclusive(frozenset({"--a", "--b", "--c"}), {("--a", "--b"): "leave one out"})
     assert caught.value.hint == "leave one out"
