@@ -672,9 +672,16 @@ def test_a_reason_reaches_the_one_recorded_failure(
         assert f"({member})" in line
     [event] = [event for event in run.events if event["event"] == "run_faulted"]
     assert event | fault.fields() == event, "result and event say the same"
+    assert event.get("edge_id") == fault.edge_id
+    assert event.get("ring_id") == fault.ring_id
+    if produced.component in (C.TX_EDGE, C.RX_EDGE, C.EDGE_ESTABLISHER, C.DRIVER):
+        assert fault.edge_id is not None, line
     if produced.stage is not None:
         assert fault.stage_index == produced.stage, line
         assert f"at stage {produced.stage}" in line
+        [planned] = [event for event in run.events if event["event"] == "run_planned"]
+        assert event["fault_node_id"] == planned["stages"][produced.stage]["node_id"]
+        assert f"on node {event['fault_node_id']}" in line
     assert produced.said in line
     assert "\n" not in line
     assert fault.detail, f"{line}: says nothing of what happened"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from swactor_core.errors import UsageError
+from swactor_core.errors import ModelError, UsageError
 from swactor_core.spi.loader import Loader, Model, Tokenizer
 
 from swactor_cli.output import Output
@@ -46,3 +46,11 @@ def tokenizer_of(model: Model, pre: str | None = None) -> Tokenizer | None:
     if pre is not None:
         raise UsageError("--pre was given, and the model has no vocabulary", hint="leave --pre out")
     return None
+
+
+def has_tokenizer(model: Model) -> bool:
+    """Whether the model's vocabulary can be used as its file says, with no other pre-tokenizer."""
+    try:
+        return tokenizer_of(model) is not None
+    except ModelError:
+        return False

@@ -248,14 +248,18 @@ def cpu_key(compiler: str) -> str:
     return digest.hexdigest()
 
 
+def cache_root() -> Path:
+    """Where the folders of compiled kernels are: under XDG_CACHE_HOME or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "swactor"
+
+
 def cache_folder(compiler: str) -> Path:
     """A folder for compiled kernels that only this user can write: cached values are unpickled when read.
 
-    Under XDG_CACHE_HOME or ~/.cache; a fresh private folder in the temporary directory where that cannot be
+    Under `cache_root`; a fresh private folder in the temporary directory where that cannot be
     written. Raises ResourceError when the folder exists and belongs to, or can be written by, somebody else.
     """
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(home) / "swactor" / f"tinygrad-{TINYGRAD_VERSION}" / cpu_key(compiler)
+    folder = cache_root() / f"tinygrad-{TINYGRAD_VERSION}" / cpu_key(compiler)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:

@@ -19,7 +19,7 @@ from swactor_core.hosting import (
     refuse_unfit_model,
     worker_in_process,
 )
-from swactor_core.ids import NodeId, RunId
+from swactor_core.ids import NodeId, RunId, node_hex
 from swactor_core.machines.run import RunBounds
 from swactor_core.machines.run_effects import RunOutcome
 from swactor_core.node.identity import key_in_use, load_or_create_seed
@@ -36,7 +36,7 @@ from swactor_cli.answer import Answer
 from swactor_cli.errors import ExitCode
 from swactor_cli.interrupts import Interrupts
 from swactor_cli.keys import orchestrator_key_file
-from swactor_cli.models import open_model, tokenizer_of
+from swactor_cli.models import has_tokenizer, open_model, tokenizer_of
 from swactor_cli.output import Output, OutputLost
 from swactor_cli.progress import Display
 from swactor_cli.prompts import check_text, prompt_ids_of
@@ -81,8 +81,6 @@ class RunOptions:
 
 def run(options: RunOptions, output: Output) -> ExitCode:
     """Raises SwactorError for what cannot begin; a run that began ends in its outcome's exit code."""
-    if options.nodes is not None and options.cluster is not None:
-        raise UsageError("--nodes and --cluster exclude each other", hint="a cluster file names its nodes")
     file = load_cluster_file(options.cluster) if options.cluster is not None else None
     choice = choose_plugins(file.plugins if file is not None else PluginChoice(), options.plugins)
     plugins = load_plugins(blocked=choice.blocked)
@@ -97,6 +95,10 @@ def run(options: RunOptions, output: Output) -> ExitCode:
     with ExitStack() as closing:
         path, model = open_model(loader, options.model, output)
         closing.callback(model.close)
+        if options.pre is not None and options.prompt_ids is not None and has_tokenizer(model):
+            raise UsageError(
+                "--pre and --prompt-ids exclude each other", hint="ids are not tokenized: leave --pre out"
+            )
         runner = closing.enter_context(asyncio.Runner())
         ahead = NodesAhead()
         if file is None and not nodes_in_process(plugins, choice):
@@ -282,11 +284,15 @@ def _record(result: RunResult, figures: dict[str, Any], text: str) -> dict[str, 
         "stats": figures,
     }
     if result.fault is not None:
+        fault = result.fault
         record["fault"] = {
-            "reason": str(result.fault.reason),
-            "component": str(result.fault.component),
-            "cause": result.fault.cause,
-            "detail": result.fault.detail,
-            "stage_index": result.fault.stage_index,
+            "reason": str(fault.reason),
+            "component": str(fault.component),
+            "cause": fault.cause,
+            "detail": fault.detail,
+            "stage_index": fault.stage_index,
+            "node_id": None if fault.node_id is None else node_hex(fault.node_id),
+            "edge_id": fault.edge_id,
+            "ring_id": fault.ring_id,
         }
     return record

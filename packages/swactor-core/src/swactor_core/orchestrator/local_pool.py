@@ -14,7 +14,7 @@ import os
 import secrets
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from swactor_core.codec import CodecError
@@ -167,10 +167,10 @@ class LocalPool:
             child.watcher.cancel()
             _close_pipes(child.process)
 
-    def kill(self) -> None:
-        """Ends every node at once; their workers die with them."""
+    def kill(self, nodes: Container[NodeId] | None = None) -> None:
+        """Ends these nodes at once, or all; their workers die with them."""
         for child in self._children:
-            if child.process.returncode is None:
+            if child.process.returncode is None and (nodes is None or child.node_id in nodes):
                 with contextlib.suppress(ProcessLookupError):
                     child.process.kill()
 

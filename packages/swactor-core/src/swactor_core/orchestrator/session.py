@@ -170,6 +170,8 @@ class LocalSession(_Session):
 
     async def _end(self) -> None:
         self.orchestrator.shutdown_nodes()
+        if isinstance(self.pool, LocalPool):
+            self.pool.kill(self.orchestrator.dead_nodes())  # who does not hear would be waited for in vain
         await self.pool.stop()
         await self.orchestrator.close()
 
