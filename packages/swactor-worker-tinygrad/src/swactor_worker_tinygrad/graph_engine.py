@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from tinygrad.uop.ops import UOp
 
 from swactor_worker_tinygrad import internals
 from swactor_worker_tinygrad.families import Activation, Pairs
-from swactor_worker_tinygrad.kernel_search import KernelSearch
+from swactor_worker_tinygrad.kernel_search import Found, KernelSearch
 from swactor_worker_tinygrad.parameters import ModelParameters
 from swactor_worker_tinygrad.rope_tables import Tables
 from swactor_worker_tinygrad.weights import Ends, Weight
@@ -200,7 +200,6 @@ class GraphEngine:
     """
 
     kernels = "graph"
-    numerics: ClassVar[dict[str, str]] = {"numerics": "exact"}
     #: how the kernels of graphs to be captured are chosen; None: as tinygrad does it by itself
     search: KernelSearch | None = None
 
@@ -236,6 +235,7 @@ class GraphEngine:
         self._rows = {
             width: (self._zeros((width, hidden)), self._zeros((width, hidden))) for width in self.widths
         }
+        self._choices: dict[str, Found | None] = {}
         self._chains: dict[int, list[internals.Launches]] = {}
         self._head: internals.Launches | None = None
         if ends is not None:
@@ -253,6 +253,7 @@ class GraphEngine:
     def compile_steps(self) -> list[Callable[[], None]]:
         """What `step` and `project` need compiled, in parts that may be reported and interrupted between."""
         self._chains.clear()
+        self._choices.clear()
         kinds: dict[tuple[Any, ...], internals.Graph] = {}
         p = self.parameters
         named = _key_of(p)
@@ -266,9 +267,7 @@ class GraphEngine:
                 variable = internals.position_variable(POSITION, self.context - width)
                 function = block_function(p, width, weights, window=window, tables=tables)
                 key = f"block {width} {kind!r} {named}"
-                kinds[kind] = internals.Graph(
-                    function, inputs, {POSITION: variable}, key=key, search=self.search
-                )
+                kinds[kind] = self._captured(function, inputs, {POSITION: variable}, key)
             self._chains.setdefault(width, []).append(kinds[kind].bind(inputs))
 
         def head() -> None:
@@ -278,12 +277,27 @@ class GraphEngine:
             kind = [(w.ggml_type, w.shape) for w in self._ends.weights()]
             key = f"head {kind!r} {named}"
             function = head_function(p, self._ends)
-            self._head = internals.Graph(function, inputs, {}, key=key, search=self.search).bind(inputs)
+            self._head = self._captured(function, inputs, {}, key).bind(inputs)
 
         parts: list[Callable[[], None]] = [
             partial(link, width, index) for width in self.widths for index in range(len(self._blocks))
         ]
         return parts if self._ends is None else [*parts, head]
+
+    def _captured(
+        self, function: Callable[..., None], inputs: list[Tensor], variables: dict[str, UOp], key: str
+    ) -> internals.Graph:
+        graph = internals.Graph(function, inputs, variables, key=key, search=self.search)
+        self._choices.update(graph.choices)
+        return graph
+
+    @property
+    def numerics(self) -> dict[str, str]:
+        """By which numerics the stage computes, for its facts, and of how many kernels a search has found a
+        faster one, where any was."""
+        faster = sum(found is not None and found.steps is not None for found in self._choices.values())
+        counted = {"searched_kernels": f"{faster} of {len(self._choices)}"} if faster else {}
+        return {"numerics": "exact", **counted}
 
     def _block_inputs(self, width: int, index: int) -> list[Tensor]:
         pair = self._rows[width]

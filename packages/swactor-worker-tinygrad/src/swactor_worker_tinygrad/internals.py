@@ -376,6 +376,13 @@ class Graph:
             diskcache_put(_RECIPES, kept, self._recipe)
 
     @property
+    def choices(self) -> dict[str, Found | None]:
+        """What a search found for kernels of this graph, and for others that the process made before."""
+        if self._recipe is not None:
+            return dict(self._recipe.choices)
+        return {} if self._search is None else dict(self._search.choices)
+
+    @property
     def kernels(self) -> int:
         return len(self._programs) if self._linear is None else len(self._linear.src)
 
