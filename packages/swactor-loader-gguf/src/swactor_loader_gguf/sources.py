@@ -135,11 +135,22 @@ def _address(name: str) -> str:
     if name.startswith("hf:"):
         match = _hub_match(name)
         revision, file = quote(match["revision"] or "main", safe=""), quote(match["file"])
-        url = f"{hub_endpoint()}/{match['owner']}/{match['repo']}/resolve/{revision}/{file}"
+        endpoint = hub_endpoint()
+        if not re.match(r"(?i)https?://[^/]", endpoint):
+            raise ModelError(
+                f"HF_ENDPOINT is {endpoint[:200]!r}, which is no address",
+                hint=f"write it like {_HUB_ENDPOINT}, or unset it",
+            )
+        url = f"{endpoint}/{match['owner']}/{match['repo']}/resolve/{revision}/{file}"
     elif (stored := _STORED.fullmatch(name)) is not None:
         plain, dotted = _STORES[stored["scheme"]]
         template = dotted if "." in stored["bucket"] else plain
         url = template.format(bucket=stored["bucket"], key=quote(stored["key"]))
+    elif (scheme := name.partition(":")[0].lower()) in _STORES:
+        raise ModelError(
+            f"{name[:200]!r} does not name an object of a bucket",
+            hint=f"write {scheme}://bucket/folder/file.gguf",
+        )
     else:
         url = name
     check_address(url)
@@ -207,7 +218,9 @@ def _local(name: str) -> str:
         raise ModelError(
             f"the model {name[:200]!r} cannot be looked up: {error}", hint="check the path"
         ) from error
-    raise ModelError(f"there is no model {name!r}", hint=_suggestion(path), cause=ModelFailure.NOT_FOUND)
+    raise ModelError(
+        f"there is no model {name!r}", hint=_suggestion(name, path), cause=ModelFailure.NOT_FOUND
+    )
 
 
 def _gguf_names(folder: Path) -> list[str]:
@@ -215,10 +228,13 @@ def _gguf_names(folder: Path) -> list[str]:
         return sorted(entry.name for entry in entries if entry.name.endswith(".gguf"))
 
 
-def _suggestion(path: Path) -> str:
+def _suggestion(name: str, path: Path) -> str:
     folder = path.parent
     if not folder.is_dir():
-        return f"the folder {str(folder)!r} does not exist"
+        missing = f"the folder {str(folder)!r} does not exist"
+        return (
+            f"{missing}; for a file of the hub write hf:{name}" if _HUB.fullmatch(f"hf:{name}") else missing
+        )
     try:
         names = os.listdir(folder)
     except OSError as error:
