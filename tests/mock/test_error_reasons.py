@@ -36,6 +36,7 @@ from mock_run import MOCKS, MockRun
 from swactor_core import faults
 from swactor_core.errors import ModelError, ResourceError
 from swactor_core.faults import (
+    MODEL_REMEDIES,
     REMEDIES,
     Component,
     FaultReason,
@@ -678,7 +679,7 @@ def test_a_reason_reaches_the_one_recorded_failure(
     assert produced.said in line
     assert "\n" not in line
     assert fault.detail, f"{line}: says nothing of what happened"
-    assert fault.remedy
+    assert fault.remedy == MODEL_REMEDIES.get(fault.cause or "", REMEDIES[fault.reason])
     killed: tuple[NodeId, ...] = (run.ids[LAST],) if produced.gone and run.pool else ()
     run.check(killed=killed, unproven=produced.gone)
 
@@ -822,7 +823,8 @@ def test_every_reason_has_its_scenario(member: StrEnum) -> None:
 
 def test_every_reason_has_its_remedy_in_one_line() -> None:
     assert set(REMEDIES) == set(FaultReason)
-    for remedy in REMEDIES.values():
+    assert set(MODEL_REMEDIES) <= set(map(str, ModelFailure))
+    for remedy in (*REMEDIES.values(), *MODEL_REMEDIES.values()):
         assert remedy
         assert "\n" not in remedy
 

@@ -223,11 +223,24 @@ class Fault:
     @property
     def remedy(self) -> str:
         """What an operator can do about it, one line."""
-        return REMEDIES[self.reason]
+        return MODEL_REMEDIES.get(self.cause or "", REMEDIES[self.reason])
 
 
 _DEFECT = "this is a defect of swactor or of a plug-in: report it with the file of `--events FILE`"
 _NETWORK = "check the node before this edge and the network between them, then run again"
+
+# Of a WeightLoadFailed whose cause says more than the reason.
+MODEL_REMEDIES: dict[str, str] = {
+    ModelFailure.NOT_FOUND: "give a name that every node can open: the same path on all, or an address",
+    ModelFailure.ACCESS_DENIED: "let that node read the file, or set HF_TOKEN there to a token that may",
+    ModelFailure.SOURCE_UNREACHABLE: "check that node's network and proxy, then run again: it goes on",
+    ModelFailure.RANGES_UNSUPPORTED: "download the file to every node and give its path",
+    ModelFailure.CONTENT_CHANGED: "run again; use an address whose content does not change",
+    ModelFailure.CHECKSUM_MISMATCH: "run again to fetch it anew; else the source is damaged",
+    ModelFailure.DISK_FULL: "make room on that node (`swactor-cli cache clear`), or give it another "
+    "SWACTOR_CACHE_DIR",
+    ModelFailure.CACHE_UNUSABLE: "set SWACTOR_CACHE_DIR on that node to a folder that it may write to",
+}
 
 REMEDIES: dict[FaultReason, str] = {
     FaultReason.NODE_UNAVAILABLE: "look at what that node said last, start it again, then run again",

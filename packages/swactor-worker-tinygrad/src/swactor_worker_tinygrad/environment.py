@@ -280,5 +280,8 @@ def prepare(settings: WorkerSettings) -> dict[str, str]:
     for name, value in list(os.environ.items()):
         if name in KNOWN_DEVICES or (value == "" and name in _READ_AS_NUMBERS):
             del os.environ[name]
+    os.environ.setdefault(
+        "PATH", os.defpath
+    )  # tinygrad looks for tools on it and does not ask whether it is set
     os.environ.update(wanted)
     return wanted
