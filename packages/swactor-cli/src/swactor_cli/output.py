@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import io
 import json
 import os
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -36,7 +38,7 @@ class _Talk(Console):
 
 def open_standard_streams() -> None:
     """Gives a command that was started without stdin, stdout or stderr the null device in their place, so
-    that no file or socket of its own gets their numbers."""
+    that no file or socket of its own gets their numbers. What the encoding of stdout lacks becomes a `?`."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
@@ -44,6 +46,15 @@ def open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _is_utf8(stream: TextIO) -> bool:
+    try:
+        return codecs.lookup(stream.encoding).name == "utf-8"
+    except (LookupError, TypeError):
+        return False
 
 
 class Output:
@@ -75,7 +86,8 @@ class Output:
 
     def record(self, record: dict[str, Any]) -> None:
         """One JSON object on one line of stdout, flushed. Raises OutputLost."""
-        self.text(json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n")
+        plain = _is_utf8(sys.stdout)
+        self.text(json.dumps(record, ensure_ascii=not plain, separators=(",", ":")) + "\n")
 
     def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)

