@@ -58,3 +58,12 @@ def test_an_output_that_lacks_a_character_gets_a_question_mark(
     said = spawn("plan", model, "--json", PYTHONIOENCODING=encoding)
     assert json.loads(said.out)["model"]["id"] == "漢字漢x"
     assert said.out.isascii()
+
+
+def test_what_is_said_gives_no_orders_to_a_terminal(call: Any, tmp_path: Path) -> None:
+    model = tmp_path / "a\x1b[31m\x9b.gguf"
+    model.write_bytes(MODEL.read_bytes()[:5000])
+    said = call("plan", model)
+    assert said.code == 2
+    assert "a\\x1b[31m\\x9b.gguf" in said.err
+    assert not set(said.err) & {"\x1b", "\x9b"}

@@ -9,6 +9,7 @@ import pytest
 from swactor_core.errors import ModelError
 from swactor_core.faults import ModelFailure
 from swactor_loader_gguf.index import GgufIndex
+from swactor_loader_gguf.model import GgufModel
 from swactor_loader_gguf.sources import resolve
 from swactor_loader_gguf.web import Patience, WebFile
 
@@ -164,3 +165,12 @@ def test_files_that_are_often_taken_for_a_model(tmp_path, content, hint):
     with pytest.raises(ModelError, match="magic is") as caught:
         GgufIndex(str(path))
     assert hint in caught.value.hint
+
+
+def test_a_model_s_name_gives_no_orders_to_a_terminal(raw, tmp_path):
+    path = tmp_path / "m.gguf"
+    for name, shown in (("\x1b]0;x\x07 a\r\nb \x9b1m", "]0;x a b 1m"), ("x" * 1000, "x" * 200)):
+        path.write_bytes(raw.small_model(keys={"name": raw.text("general.name", name)}))
+        model = GgufModel(str(path))
+        assert model.facts.model_id == shown
+        model.close()

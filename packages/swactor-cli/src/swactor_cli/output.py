@@ -18,6 +18,8 @@ from rich.table import Table
 from swactor_core.errors import SwactorError
 
 UNWRAPPED = 10_000
+# Names of files and servers are in what is said, and could otherwise give orders to a terminal.
+_HARMLESS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
 
 
 class OutputLost(SwactorError):
@@ -113,7 +115,7 @@ class Output:
 
     def _say(self, text: str, style: str) -> None:
         with contextlib.suppress(OSError):  # a full disk behind stderr: there is no place left to say so
-            self.talk.print(text, style=style, markup=False)
+            self.talk.print(text.translate(_HARMLESS), style=style, markup=False)
 
     def restore_terminal(self) -> None:
         """Undoes what live bars do to a terminal, for an end that gives them no time to do it."""

@@ -158,7 +158,7 @@ class StageHost:
             return
         except SwactorError as error:
             cause = error.cause if isinstance(error, ModelError) else ModelFailure.REFUSED
-            tell(ModelRefused(f"{error.message}{f' ({error.hint})' if error.hint else ''}", cause))
+            tell(ModelRefused(error.line, cause))
         else:
             tell(ModelOpened(config))
         finally:
