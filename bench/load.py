@@ -1,6 +1,6 @@
 """What a start costs by part, how prefill compares with decode, what a stage holds: real worker processes.
 
-    python bench/load.py [MODEL] [--prompt N] [--tokens N] [--repeats R] [--kinds native,native:packed:fast]
+    python bench/load.py [MODEL] [--prompt N] [--tokens N] [--chunk N] [--repeats R] [--kinds native,graph]
 
 A worker is spawned `--repeats` times for each kind, after one that fills the caches on disk (compiled
 kernels, and Python's bytecode, which goes to a folder of this program's own). Figures are medians.
@@ -40,7 +40,7 @@ from swactor_core.messages import (
     WorkerReady,
 )
 from swactor_core.plan import SamplingPolicy, TokenOutputPolicy
-from swactor_core.specs import RingDirection
+from swactor_core.specs import PREFILL_CHUNK, RingDirection
 from swactor_core.spi.loader import StageManifest
 from swactor_core.spi.worker import StageConfig
 from swactor_loader_gguf.loader import GgufLoader
@@ -53,8 +53,6 @@ from swactor_testing.worker_kit import (
     record,
     token_spec,
 )
-
-PREFILL_CHUNK = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +149,19 @@ class Stage(WorkerProcess):
 
 
 def measure(
-    manifest: StageManifest, settings: dict[str, object], *, prompt: list[int], tokens: int, bytecode: str
+    manifest: StageManifest,
+    settings: dict[str, object],
+    *,
+    prompt: list[int],
+    tokens: int,
+    chunk: int,
+    bytecode: str,
 ) -> Start:
     context = len(prompt) + tokens
     config = StageConfig(
         manifest=manifest,
         max_context=context,
-        prefill_chunk=PREFILL_CHUNK,
+        prefill_chunk=chunk,
         input_spec=token_spec(context),
         output_spec=token_spec(1),
         sampling=SamplingPolicy(),
@@ -198,6 +202,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="demo")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt")
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--chunk", type=int, default=PREFILL_CHUNK, help="rows of the prompt at once")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--kinds", default="native:mapped,native:packed,native:packed:fast,graph")
@@ -211,7 +216,8 @@ def main() -> None:
     weights = sum(tensor.nbytes for tensor in manifest.tensors)
     cache = sum(facts.kv_bytes_per_token) * (options.prompt + options.tokens)
     print(f"{Path(path).name}: {weights >> 20} MiB of weights, {cache >> 20} MiB of KV cache,")
-    print(f"prompt of {options.prompt}, {options.threads} thread(s), medians of {options.repeats}")
+    print(f"prompt of {options.prompt} in chunks of {options.chunk}, {options.threads} thread(s), ", end="")
+    print(f"medians of {options.repeats}")
     print(
         "kernels weights numerics libraries weights compile  prompt   whole   floor of floor  role"
         "  ms/row ms/token token in rows times graph  held"
@@ -222,7 +228,14 @@ def main() -> None:
         for repeat in range(options.repeats + 1):
             for kind in kinds:
                 settings: dict[str, object] = {**kind, "threads": options.threads}
-                made = measure(manifest, settings, prompt=prompt, tokens=options.tokens, bytecode=bytecode)
+                made = measure(
+                    manifest,
+                    settings,
+                    prompt=prompt,
+                    tokens=options.tokens,
+                    chunk=options.chunk,
+                    bytecode=bytecode,
+                )
                 if repeat:
                     starts.setdefault(tuple(kind.values()), []).append(made)
     base = next((middle(each, "token") for kind, each in starts.items() if kind[0] == "graph"), math.nan)

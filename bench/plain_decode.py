@@ -13,12 +13,10 @@ from pathlib import Path
 
 import numpy as np
 from swactor_core.plan import SamplingPolicy, TokenOutputPolicy
-from swactor_core.specs import DTypeFamily, ObjectKind, ObjectSpec
+from swactor_core.specs import PREFILL_CHUNK, DTypeFamily, ObjectKind, ObjectSpec
 from swactor_core.spi.worker import StageConfig, StepInput
 from swactor_loader_gguf.loader import GgufLoader
 from swactor_worker_tinygrad import create
-
-PREFILL_CHUNK = 32
 
 
 @dataclass(frozen=True, slots=True)

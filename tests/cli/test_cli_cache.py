@@ -1,10 +1,14 @@
-"""`cache`: what was fetched is listed with its size, goes when asked to, and stays while somebody has it."""
+"""`cache`: what was fetched or compiled is listed with its size, goes when asked to, and stays while somebody
+has it."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import mmap
 import os
+import re
+import sqlite3
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,35 @@ from swactor_loader_gguf.sparse import SparseFile
 
 DAY = 86400.0
 DIGEST = "ab" * 32
+
+
+@pytest.fixture(autouse=True)
+def own_kernels(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never the kernels of whoever runs the tests."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "compiled"))
+
+
+@pytest.fixture
+def kernels(home: Path) -> Path:
+    """The data base of one compiler's kernels, as tinygrad keeps it, and one of a former tinygrad."""
+    folder = home / "compiled" / "swactor"
+    (folder / "tinygrad-0.0.1" / "ab").mkdir(parents=True)
+    (folder / "tinygrad-0.0.1" / "ab" / "kernels.db").write_bytes(b"k" * 4096)
+    path = folder / "tinygrad-0.14.0" / "cd" / "kernels.db"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"")
+    return path
+
+
+@pytest.fixture
+def leftover(home: Path) -> Path:
+    """What a fetch that was killed has left."""
+    folder = home / "cache" / "tmp" / "model==1.0_file.gguf-12ab.x7_k2"
+    folder.mkdir(parents=True)
+    (folder / "file.whl").write_bytes(b"w" * 12288)
+    (home / "cache" / "locks").mkdir()
+    (home / "cache" / "locks" / "model==1.0_file.gguf-12ab").write_bytes(b"")
+    return folder
 
 
 @pytest.fixture
@@ -56,6 +89,7 @@ def test_an_empty_cache_is_listed(call: Any) -> None:
     assert (said.code, said.err) == (0, "")
     assert "0 models, 0 B" in said.out
     assert call("cache", "clear", "--all").out == "removed 0 models, 0 B\n"
+    assert call("cache", "clear", "--temporary", "--kernels").out == "removed nothing\n"
 
 
 def test_sizes_on_disk_are_those_of_what_is_here(call: Any, whole: Path, partial: Path) -> None:
@@ -117,11 +151,103 @@ def test_a_model_that_is_being_fetched_stays(call: Any, partial: Path) -> None:
     assert call("cache", "clear", "--all").code == 0
 
 
+def besides(call: Any) -> dict[str, list[dict[str, Any]]]:
+    """What is listed that is no model, by kind."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in call("cache", "list", "--json").out.splitlines():
+        record = json.loads(line)
+        found.setdefault(record["type"], []).append(record)
+    return found
+
+
+def test_leftovers_and_kernels_are_listed_with_what_they_take(
+    call: Any, leftover: Path, kernels: Path
+) -> None:
+    found = besides(call)
+    assert [(record["path"], record["disk_bytes"]) for record in found["temporary"]] == [
+        (str(leftover), 12288)
+    ]
+    assert [record["disk_bytes"] for record in found["kernels"]] == [4096, 0]
+    assert not any(record["in_use"] for records in found.values() for record in records)
+    said = call("cache", "list")
+    assert re.search(r"temporary files +12\.0 KiB .*" + re.escape(str(leftover)), said.out)
+    assert re.search(r"compiled kernels +4\.0 KiB .*tinygrad-0\.0\.1/ab", said.out)
+    assert leftover.is_dir()
+    assert kernels.is_file()
+
+
+def test_all_is_all(call: Any, whole: Path, leftover: Path, kernels: Path, home: Path) -> None:
+    words = "1 model, 8.0 KiB; temporary files, 12.0 KiB; compiled kernels, 4.0 KiB\n"
+    assert call("cache", "clear", "--all", "--dry-run").out == f"would remove {words}"
+    assert leftover.is_dir()
+    assert call("cache", "clear", "--all").out == f"removed {words}"
+    assert besides(call) == {}
+    assert not list((home / "cache" / "tmp").iterdir())
+    assert not list((home / "compiled" / "swactor").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("option", "words", "left"),
+    [
+        ("--temporary", "removed temporary files, 12.0 KiB\n", {"model", "kernels"}),
+        ("--kernels", "removed compiled kernels, 4.0 KiB\n", {"model", "temporary"}),
+        ("whole.gguf", "removed 1 model, 8.0 KiB\n", {"temporary", "kernels"}),
+    ],
+)
+def test_what_is_named_goes_alone(
+    call: Any, whole: Path, leftover: Path, kernels: Path, option: str, words: str, left: set[str]
+) -> None:
+    said = call("cache", "clear", option)
+    assert (said.code, said.out) == (0, words)
+    assert set(besides(call)) == left
+
+
+def test_an_age_is_meant_of_everything(call: Any, whole: Path, leftover: Path, kernels: Path) -> None:
+    for path in (leftover / "file.whl", leftover):
+        age(path, 40)
+    former = kernels.parents[2] / "tinygrad-0.0.1" / "ab"
+    for path in (former / "kernels.db", former):
+        age(path, 40)
+    said = call("cache", "clear", "--older-than", "30d")
+    assert said.out == ("removed 0 models, 0 B; temporary files, 12.0 KiB; compiled kernels, 4.0 KiB\n")
+    assert kernels.exists()
+    assert whole.exists()
+    assert not former.exists()
+
+
+def test_what_a_fetch_fills_now_stays(call: Any, leftover: Path) -> None:
+    with (leftover.parent.parent / "locks" / "model==1.0_file.gguf-12ab").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert besides(call)["temporary"][0]["in_use"]
+        said = call("cache", "clear", "--temporary")
+        assert (said.code, said.out) == (1, "removed nothing\n")
+        assert f"temporary files in {leftover}: it is being fetched, and so it stays" in said.err
+        kept = call("cache", "clear", "--all", "--json")
+        assert [json.loads(line)["type"] for line in kept.out.splitlines()] == ["kept"]
+        assert (leftover / "file.whl").exists()
+    assert call("cache", "clear", "--temporary").code == 0
+    assert not leftover.exists()
+
+
+def test_kernels_that_a_worker_has_open_stay(call: Any, kernels: Path) -> None:
+    data_base = sqlite3.connect(kernels)
+    data_base.execute("CREATE TABLE kernels (code BLOB)")
+    data_base.commit()
+    said = call("cache", "clear", "--kernels")
+    assert (said.code, said.out) == (1, "removed compiled kernels, 4.0 KiB\n")
+    assert f"compiled kernels in {kernels.parent}: a process has them open, and so it stays" in said.err
+    data_base.execute("INSERT INTO kernels VALUES (?)", (b"x",))
+    data_base.close()
+    assert call("cache", "clear", "--kernels").code == 0
+    assert not kernels.parent.parent.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ((), "nothing says what to remove"),
         (("--all", "--older-than", "3d"), "narrower choice"),
+        (("--all", "--kernels"), "narrower choice"),
         (("--older-than", "soon"), "like 30d"),
         (("nothing.gguf",), "no model 'nothing.gguf'"),
     ],

@@ -25,8 +25,8 @@ IDS = ("--prompt-ids", "1")
 REFUSED = {
     "no seed": ([*IDS, "--seed", "-1"], ["--seed"]),
     "a seed of 65 bits": ([*IDS, "--seed", str(1 << 64)], ["--seed"]),
-    "no top-p": ([*IDS, "--top-p", "0"], ["--top-p is 0", "more than 0"]),
-    "top-p no number": ([*IDS, "--top-p", "nan"], ["--top-p"]),
+    "no top-p": ([*IDS, "--temperature", "1", "--top-p", "0"], ["--top-p is 0", "more than 0"]),
+    "top-p no number": ([*IDS, "--temperature", "1", "--top-p", "nan"], ["--top-p"]),
     "min-p": ([*IDS, "--min-p", "1.5"], ["--min-p"]),
     "top-k": ([*IDS, "--top-k", "-1"], ["--top-k"]),
     "a hot nothing": ([*IDS, "--temperature", "nan"], ["--temperature"]),

@@ -28,6 +28,7 @@ T, R = TxState, RxState
 EDGE, RING, PORT = EdgeId(6), RingId(9), PortId(0)
 OWNER = Address(Component.STAGE_CONTROLLER)
 READY, STOP, STOPPED = EdgeReady(EDGE, RING), StopEdge(EDGE), EdgeStopped(EDGE, "unproven")
+PROVED = EdgeStopped(EDGE)
 FAILED = EdgeFailed(EDGE, Fault(FaultReason.STREAM_FAULT, Component.DRIVER))
 PRODUCE, CONSUMED = ProduceObject(EDGE), ObjectConsumed(EDGE)
 PRODUCED = ObjectProduced(RING, EDGE, PORT, ObjectId(1), Sequence(0), 8)
@@ -78,6 +79,10 @@ TX: dict[str, tuple[Steps, StrEnum]] = {
     "an object that nobody asked for": ([*TX_UP, (PRODUCED, owner(unasked(T.READY)))], T.FAULTED),
     "one object out": ([*TX_PRODUCING, (PRODUCED, owner(PRODUCED))], T.READY),
     "its whole life": ([*TX_UP, (STOP, STOP_RECORD), (STOPPED, owner(STOPPED))], T.STOPPED),
+    "proved after its time": (
+        [*TX_UP, (STOP, STOP_RECORD), (STOPPED, owner(STOPPED)), (PROVED, owner(PROVED))],
+        T.STOPPED,
+    ),
     "stopping": ([*TX_UP, (STOP, STOP_RECORD)], T.STOPPING),
     "stopped before it was ready": ([(STOP, STOP_RECORD)], T.STOPPING),
     "stopped in the middle of an object": ([*TX_PRODUCING, (STOP, STOP_RECORD)], T.STOPPING),
@@ -117,6 +122,10 @@ RX: dict[str, tuple[Steps, StrEnum]] = {
         R.OBJECT_READY,
     ),
     "its whole life": ([*RX_LOADING, (STOP, STOP_RECORD), (STOPPED, owner(STOPPED))], R.STOPPED),
+    "proved after its time": (
+        [*RX_LOADING, (STOP, STOP_RECORD), (STOPPED, owner(STOPPED)), (PROVED, owner(PROVED))],
+        R.STOPPED,
+    ),
     "stopping": ([*RX_UP, (STOP, STOP_RECORD)], R.STOPPING),
     "stopped before it was ready": ([(STOP, STOP_RECORD)], R.STOPPING),
     "stopped with an object": ([*RX_HOLDING, (STOP, STOP_RECORD)], R.STOPPING),
@@ -143,12 +152,12 @@ OF_RX = (EdgeReady, EdgeFailed, ObjectLoaded, ObjectFailed, ObjectConsumed)
 LATE_TX: dict[StrEnum, tuple[type[Any], ...]] = {
     T.FAULTED: OF_TX,
     T.STOPPING: (EdgeReady, EdgeFailed, ProduceObject, StopEdge),
-    T.STOPPED: (*OF_TX, StopEdge, EdgeStopped),
+    T.STOPPED: (*OF_TX, StopEdge),
 }
 LATE_RX: dict[StrEnum, tuple[type[Any], ...]] = {
     R.FAULTED: OF_RX,
     R.STOPPING: (*OF_RX, StopEdge),
-    R.STOPPED: (*OF_RX, StopEdge, EdgeStopped),
+    R.STOPPED: (*OF_RX, StopEdge),
 }
 SCRIPT_TX = Script(lambda: TxEdge(EDGE, OWNER), TX, LATE_TX)
 SCRIPT_RX = Script(lambda: RxEdge(EDGE, OWNER), RX, LATE_RX)

@@ -60,9 +60,9 @@ def running(backend: dict[str, Any]) -> WorkerRunning:
     return WorkerRunning(WorkerGeneration(1), backend)
 
 
-def faulted(reason: FaultReason, component: Component, detail: str) -> tuple[Action, ...]:
-    fault = Fault(reason, component, detail, node_id=ME)
-    fields = {"reason": str(reason), "component": str(component), "detail": detail}
+def faulted(reason: FaultReason, component: Component, detail: str, cause: str = "") -> tuple[Action, ...]:
+    fault = Fault(reason, component, detail, cause, node_id=ME)
+    fields = {"reason": str(reason), "component": str(component), "cause": cause, "detail": detail}
     return Emit(EventName.NODE_FAULTED, fields), AnnounceFault(NodeFaulted(ME, fault))
 
 

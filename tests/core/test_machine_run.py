@@ -13,7 +13,17 @@ from swactor_core.agreement import agreement, shared_of
 from swactor_core.events import EventName
 from swactor_core.faults import Component, Fault, FaultReason
 from swactor_core.fsm import Action, CancelTimer, Emit, Send, SetTimer
-from swactor_core.ids import INPUT_PORT, OUTPUT_PORT, EdgeId, NodeId, RoleId, RunId, Sequence, StageIndex
+from swactor_core.ids import (
+    INPUT_PORT,
+    OUTPUT_PORT,
+    EdgeId,
+    NodeId,
+    RingId,
+    RoleId,
+    RunId,
+    Sequence,
+    StageIndex,
+)
 from swactor_core.machines.pool import PlanCommitted, PoolAborted, PoolReady
 from swactor_core.machines.run import Run, RunBounds
 from swactor_core.machines.run_effects import (
@@ -194,6 +204,10 @@ def faulted(fault: Fault, *, timed: bool = True) -> tuple[Action, ...]:
         "detail": fault.detail,
         "stage_index": fault.stage_index,
     }
+    known = {"edge_id": fault.edge_id, "ring_id": fault.ring_id}
+    fields |= {name: value for name, value in known.items() if value is not None}
+    if fault.node_id is not None:
+        fields["fault_node_id"] = {A: "0000000000000047", B: "0000000000000048"}[fault.node_id]
     first = (UNTIMED,) if timed else ()
     return (*first, Emit(EventName.RUN_FAULTED, fields), moved(S.FAULTED), AGAIN)
 
@@ -308,7 +322,8 @@ COMPLETED: Steps = [
 ]
 STAGE_FAULT = Fault(FaultReason.STEP_FAILED, Component.WORKER, "nan", stage_index=LAST)
 NODE_FAULT = Fault(FaultReason.WORKER_FATAL, Component.GPU_WORKER_CTL, "no device", node_id=B)
-EDGE_FAULT = Fault(FaultReason.STREAM_FAULT, Component.DRIVER, "reset", edge_id=EdgeId(1))
+EDGE_FAULT = Fault(FaultReason.STREAM_FAULT, Component.DRIVER, "reset", edge_id=EdgeId(1), ring_id=RingId(9))
+STAGE_FAULTED = faulted(replace(STAGE_FAULT, node_id=B))
 LOST = NodeLost(B, True, "node-72 is Dead in membership")
 UNREACHABLE = NodeLost(B, False, "the link broke")
 
@@ -317,10 +332,12 @@ def lost_fault(stage: StageIndex | None) -> Fault:
     return Fault(FaultReason.MEMBERSHIP_LOST, Component.MEMBERSHIP, LOST.detail, node_id=B, stage_index=stage)
 
 
-EVIDENCE: dict[str, tuple[object, Fault]] = {
-    "a node faults": (NodeFaulted(B, NODE_FAULT), NODE_FAULT),
-    "the endpoints fail": (EndpointsFailed(EDGE_FAULT), EDGE_FAULT),
-    "the pool aborts": (PoolAborted(NODE_FAULT), NODE_FAULT),
+# What is told, the fault that it is, and the stage where a plan says what that node does.
+EVIDENCE: dict[str, tuple[object, Fault, StageIndex | None]] = {
+    "a node faults": (NodeFaulted(B, NODE_FAULT), NODE_FAULT, LAST),
+    "the endpoints fail": (EndpointsFailed(EDGE_FAULT), EDGE_FAULT, None),
+    "the pool aborts": (PoolAborted(NODE_FAULT), NODE_FAULT, LAST),
+    "a node is lost": (LOST, lost_fault(None), LAST),
 }
 ACTIVE = {
     "planning": (POOL_READY, False),
@@ -329,9 +346,13 @@ ACTIVE = {
     "running": (RUNNING, True),
 }
 GIVEN_UP = Fault(
-    FaultReason.NODE_UNAVAILABLE, Component.RUN, "stage 0 stopped before the run did", stage_index=FIRST
+    FaultReason.NODE_UNAVAILABLE,
+    Component.RUN,
+    "stage 0 stopped before the run did",
+    stage_index=FIRST,
+    node_id=A,
 )
-FAULTED: Steps = [*RUNNING, (StageFault(RUN_ID, LAST, STAGE_FAULT), faulted(STAGE_FAULT))]
+FAULTED: Steps = [*RUNNING, (StageFault(RUN_ID, LAST, STAGE_FAULT), STAGE_FAULTED)]
 TEARING: Steps = [*COMPLETED, (Continue(), tearing(4))]
 OPERATED: Steps = [*RUNNING, (OperatorStop(), operator())]
 FOREIGN: Steps = [
@@ -411,15 +432,11 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
     ),
     # --- the one fault ---
     **{
-        f"{what}: {name}": ([*steps, (event, faulted(fault, timed=timed))], S.FAULTED)
-        for what, (event, fault) in EVIDENCE.items()
-        for name, (steps, timed) in ACTIVE.items()
-    },
-    **{
-        f"a node is lost: {name}": (
-            [*steps, (LOST, faulted(lost_fault(LAST if timed else None), timed=timed))],
+        f"{what}: {name}": (
+            [*steps, (event, faulted(replace(fault, stage_index=stage if timed else None), timed=timed))],
             S.FAULTED,
         )
+        for what, (event, fault, stage) in EVIDENCE.items()
         for name, (steps, timed) in ACTIVE.items()
     },
     **{
@@ -427,7 +444,7 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
         for name, (steps, timed) in ACTIVE.items()
     },
     "a stage faults before the barrier": (
-        [*PROVISIONED, (StageFault(RUN_ID, LAST, STAGE_FAULT), faulted(STAGE_FAULT))],
+        [*PROVISIONED, (StageFault(RUN_ID, LAST, STAGE_FAULT), STAGE_FAULTED)],
         S.FAULTED,
     ),
     "a stage stops by itself before the barrier": (

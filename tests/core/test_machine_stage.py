@@ -169,7 +169,14 @@ def faulted(
     **where: Any,
 ) -> tuple[Action, ...]:
     fault = Fault(reason, component, detail, cause, stage_index=STAGE, **where)
-    fields = {"reason": str(reason), "component": str(component), "detail": detail}
+    fields = {
+        "reason": str(reason),
+        "component": str(component),
+        "cause": cause,
+        "detail": detail,
+        "stage_index": STAGE,
+        **where,
+    }
     return Emit(EventName.STAGE_FAULTED, fields), Send(RUN, StageFault(RUN_ID, STAGE, fault))
 
 
@@ -183,6 +190,11 @@ def stopping(*between: Action, timer: int = 1) -> tuple[Action, ...]:
 
 
 NO_STEPS = StageStats()
+
+
+def reported(*unproven: str) -> Send:
+    """Said again, for a proof has come after its time."""
+    return Send(RUN, StageStopped(RUN_ID, STAGE, NO_STEPS, unproven))
 
 
 def stopped(stats: StageStats = NO_STEPS, unproven: tuple[str, ...] = ()) -> tuple[Action, ...]:
@@ -201,8 +213,13 @@ UNTIMED = CancelTimer("teardown")
 STOP = StopRun(RUN_ID)
 BROKEN_EDGE = EdgeFailed(IN, Fault(FaultReason.STREAM_FAULT, Component.DRIVER, "reset", edge_id=IN))
 BROKEN = faulted(FaultReason.STREAM_FAULT, "reset", component=Component.DRIVER, edge_id=IN)
-CRASH = WorkerCrashed(WorkerGeneration(1), "exited with 1")
-CRASHED = faulted(FaultReason.WORKER_CRASHED, "exited with 1", component=Component.GPU_WORKER_CTL)
+CRASH = WorkerCrashed(WorkerGeneration(1), "exited with 1", cause="ModelContentChanged")
+CRASHED = faulted(
+    FaultReason.WORKER_CRASHED,
+    "exited with 1",
+    component=Component.GPU_WORKER_CTL,
+    cause="ModelContentChanged",
+)
 STOPPED_EARLY = faulted(FaultReason.STREAM_FAULT, "edge 6 stopped during the run")
 
 
@@ -654,9 +671,9 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
             (EdgeStopped(IN, "edge 6, ring 8: its pump did not stop"), STOPPED_EARLY),
             (EdgeStopped(OUT, "edge 7, ring 9: its ring did not quiesce"), ()),
             (CRASH, ()),
-            (STOP, (*stopping(), Send(ME, EdgeStopped(IN)))),
+            (STOP, (*stopping(), Send(ME, EdgeStopped(IN, "edge 6, ring 8: its pump did not stop")))),
             (
-                EdgeStopped(IN),
+                EdgeStopped(IN, "edge 6, ring 8: its pump did not stop"),
                 (
                     UNTIMED,
                     *stopped(
@@ -667,6 +684,9 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
                     ),
                 ),
             ),
+            (EdgeStopped(OUT), (reported("edge 6, ring 8: its pump did not stop"),)),
+            (EdgeStopped(OUT), ()),
+            (EdgeStopped(IN), (reported(),)),
         ],
         S.STOPPED,
     ),
@@ -695,6 +715,37 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
                     ),
                 ),
             ),
+            (RoleReset(RoleId(99)), ()),
+            (EdgeStopped(IN, "edge 6, ring 8: its pump did not stop"), ()),
+            (
+                RoleReset(ROLE),
+                (reported("edge 7, ring 9: its pump did not stop", "edge 6, ring 8: its pump did not stop"),),
+            ),
+            (EdgeStopped(OUT), (reported("edge 6, ring 8: its pump did not stop"),)),
+            (CRASH, ()),
+        ],
+        S.STOPPED,
+    ),
+    "a worker that does not reset its role in time is reaped": (
+        [
+            *STOPPING,
+            (EdgeStopped(OUT), ()),
+            (EdgeStopped(IN), ()),
+            (
+                TimerFired("teardown", 1),
+                (
+                    Emit(
+                        EventName.TEARDOWN_TIMED_OUT,
+                        {
+                            "reason": "TeardownTimeout",
+                            "component": "StageController",
+                            "detail": "the worker did not reset its role within 10 s",
+                        },
+                    ),
+                    *stopped(unproven=("the worker did not reset its role within 10 s",)),
+                ),
+            ),
+            (CRASH, (reported(),)),
         ],
         S.STOPPED,
     ),
@@ -730,7 +781,7 @@ LATE: dict[StrEnum, tuple[type[Any], ...]] = {
     S.EXECUTING: ROLE_IS_THERE,
     S.FAULTED: (*ANY_WORD, RoleReset),
     S.STOPPING: (*(word for word in ANY_WORD if word not in (ObjectProduced, StepCompleted)), StopRun),
-    S.STOPPED: (*ANY_WORD, EdgeStopped, RoleReset, WorkerCrashed, StopRun),
+    S.STOPPED: (*ANY_WORD, StopRun),
 }
 SCRIPT = Script(make, SCENARIOS, LATE)
 
@@ -810,7 +861,9 @@ def test_steps_are_one_at_a_time_in_sequence_and_only_between_ready_and_the_end(
     kinds = [type(m) for m in sent]
     assert kinds.count(StageReady) <= 1
     assert kinds.count(StageFault) <= 1
-    assert kinds.count(StageStopped) == (machine.state is S.STOPPED)
+    assert (StageStopped in kinds) == (machine.state is S.STOPPED)
+    left = [len(message.unproven) for message in sent if isinstance(message, StageStopped)]
+    assert left == sorted(set(left), reverse=True), "it is said again only when a proof has come"
     if steps:
         assert kinds.index(StageReady) < kinds.index(ExecuteStep)
     for end in (StageFault, StageStopped, ResetRole):

@@ -110,8 +110,11 @@ UNTIMED = CancelTimer("bound")
 REAPED_RING = Send(ESTABLISHER, RingQuiesced(RING, process_reaped=True))
 
 
-def process(kind: str, detail: str = "", generation: int = 1, pid: int = 70) -> ProcessNotification:
-    return ProcessNotification(WorkerGeneration(generation), ProcessNotificationKind(kind), pid, detail)
+def process(
+    kind: str, detail: str = "", generation: int = 1, *, pid: int = 70, cause: str = ""
+) -> ProcessNotification:
+    told = ProcessNotificationKind(kind)
+    return ProcessNotification(WorkerGeneration(generation), told, pid, detail, cause)
 
 
 def said(event: object, generation: int = 1) -> FromWorker:
@@ -167,8 +170,9 @@ def crash(
     kill: bool = False,
     ring: bool = True,
     fatal: WorkerFatalReason | None = None,
+    cause: str = "",
 ) -> tuple[Action, ...]:
-    crashed = WorkerCrashed(WorkerGeneration(generation), detail, fatal)
+    crashed = WorkerCrashed(WorkerGeneration(generation), detail, fatal, cause)
     reason = RingFaultReason.WORKER_INTERNAL if kill else RingFaultReason.WORKER_PROCESS_EXITED
     fault = RingFault(RING, EDGE, PORT, reason, detail)
     return (
@@ -190,7 +194,7 @@ INITIALIZING: Steps = [*SPAWNING, (process("Started"), (initialize(1),))]
 IDLE: Steps = [*INITIALIZING, ready(1)]
 RUNNING: Steps = [*IDLE, (INSTALL, (write(INSTALL),))]
 STOPPING: Steps = [*RUNNING, (SHUTDOWN, (write(SHUTDOWN), timer(2, 5.0)))]
-EXITED = process("Exited", "exited with 1")
+EXITED = process("Exited", "exited with 1", cause="ModelContentChanged")
 BROKEN = process("Error", "bad event")
 CRASHED: Steps = [*RUNNING, (BROKEN, crash("bad event", 2, kill=True))]
 RESTARTING: Steps = [*CRASHED, (EXITED, (UNTIMED, REAPED_RING, Send(ME, ContinueRestart())))]
@@ -374,7 +378,7 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
     "the process exits: told once, reaped at once, restarted": (
         [
             *RUNNING,
-            (EXITED, (*crash("exited with 1", 2), Send(ME, EXITED))),
+            (EXITED, (*crash("exited with 1", 2, cause="ModelContentChanged"), Send(ME, EXITED))),
             (EXITED, (UNTIMED, REAPED_RING, Send(ME, ContinueRestart()))),
             (ContinueRestart(), spawn(2, 3)),
         ],

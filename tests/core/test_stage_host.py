@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,19 +22,22 @@ from swactor_core.messages import (
     ConfigureRole,
     ConstructArena,
     InboundEdgeProvision,
+    InstallRing,
     OutboundEdgeProvision,
     ProvisionStage,
+    RingQuiesced,
     StageFault,
     StageModelFacts,
     StageRuntimeFacts,
     StageStopped,
     StopRun,
 )
-from swactor_core.node.data_plane import ARENA, DataPlane
+from swactor_core.node.data_plane import ARENA, ESTABLISHER, DataPlane
 from swactor_core.node.stage_host import STAGE, StageHost
 from swactor_core.observe.bus import EventBus
 from swactor_core.plan import EdgeKind, GgufSource, SamplingPolicy, TokenOutputPolicy
 from swactor_core.specs import DTypeFamily, ObjectKind, ObjectSpec, RingDirection, RingSpec
+from swactor_testing import virtual_time
 from swactor_testing.heap import HeapArenas
 from swactor_testing.synthetic import LAYERS, SyntheticLoader
 
@@ -126,8 +130,8 @@ class Rig:
             return message
 
 
-@pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
+@asynccontextmanager
+async def living_rig() -> AsyncIterator[Rig]:
     failures: list[Exception] = []
     system = ActorSystem(lambda address, error: failures.append(error))
     bus = EventBus(ME)
@@ -172,6 +176,12 @@ def refusal(provision: ProvisionStage, why: str) -> list[object]:
 
 def drained(queue: asyncio.Queue[Any]) -> list[Any]:
     return [queue.get_nowait() for _ in range(queue.qsize())]
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    async with living_rig() as living:
+        yield living
 
 
 def test_a_possible_assignment_has_no_complaint() -> None:
@@ -232,3 +242,40 @@ async def test_another_file_of_the_same_name_is_refused(rig: Rig) -> None:
     assert fault.reason is FaultReason.WEIGHT_LOAD_FAILED
     assert "is another file" in fault.detail
     assert "put the same file on every node" in fault.detail
+
+
+def other_run(number: int) -> ProvisionStage:
+    """The same stage in another run, over edges of its own."""
+    edges = EdgeId(10 * number), EdgeId(10 * number + 1)
+    changes = inbound(edge_id=edges[0]) | outbound(edge_id=edges[1])
+    return replace(PROVISION, run_id=RunId(number), **changes)
+
+
+def test_ranges_of_a_forgotten_run_come_back_with_their_proof() -> None:
+    """The worker takes its rings out of use when the next run is there already."""
+
+    async def runs() -> None:
+        async with living_rig() as rig:
+            rig.host.provision(other_run(1))
+            late = [(await rig.works(InstallRing)).ring_id for _ in range(2)]
+            rig.host.stop_run(StopRun(RunId(1)))
+            stopped = await rig.says(StageStopped)
+            assert sum("its ring did not quiesce within 5 s" in what for what in stopped.unproven) == 2
+            rig.host.provision(other_run(2))
+            there = [(await rig.works(InstallRing)).ring_id for _ in range(2)]
+            assert rig.data_plane.leased == 4
+            assert set(rig.data_plane.establisher.records) == {10, 11, 20, 21}
+            for ring_id in late:
+                rig.system.tell(ESTABLISHER, RingQuiesced(ring_id))
+            rig.host.stop_run(StopRun(RunId(2)))
+            for ring_id in there:
+                rig.system.tell(ESTABLISHER, RingQuiesced(ring_id))
+            await rig.says(StageStopped)
+            assert rig.data_plane.leased == 0
+            released = [event["edge_id"] for event in rig.events if event["event"] == "ring_released"]
+            assert sorted(released) == [10, 11, 20, 21]
+            rig.host.provision(other_run(3))
+            assert set(rig.data_plane.establisher.records) == set()
+            assert len([(await rig.works(InstallRing)).ring_id for _ in range(2)]) == 2
+
+    virtual_time.run(runs(), bound=100.0)

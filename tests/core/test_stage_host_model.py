@@ -86,7 +86,7 @@ def refused(host: StageHost, told: ProvisionStage) -> ModelError:
 
 
 def test_the_same_file_and_plan_are_configured(host: StageHost) -> None:
-    config = host._stage_config(provision(), lambda done, total: None)
+    config, _ = host._stage_config(provision(), lambda done, total: None)
     assert config["manifest"]["layer_end_exclusive"] == 1
 
 

@@ -231,8 +231,7 @@ class World:
                     self.tell(edge, ("driver", edge), message)
                 case Send(_, EdgeStopped(_, unproven)):
                     self.stopped.add(edge)
-                    if unproven:
-                        self.unproven.add(edge)
+                    (self.unproven.add if unproven else self.unproven.discard)(edge)
 
     def at_establisher(self, message: Any) -> None:
         if isinstance(message, RingQuiesced):
@@ -367,7 +366,8 @@ def test_no_range_is_reused_under_a_pump_a_ring_or_an_order_to_use_it(seed: int)
         assert record.state is S.STOPPED, f"edge {edge} rests in {record.state}"
     assert world.stopped == set(EDGES)
     still_leased = {request.edge_id for _, request in world.arena.live.values()}
-    assert still_leased <= world.unproven, f"edges {still_leased} are proved and their ranges not free"
+    assert not still_leased, f"edges {still_leased} are proved and their ranges not free"
+    assert not world.unproven, f"edges {world.unproven} are proved, and nobody was told"
     assert not world.arena.pending
 
 

@@ -13,7 +13,7 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.constants import GGML_QUANT_SIZES
 from swactor_core.errors import ModelError
-from swactor_loader_gguf.ggml_types import ggml_type, type_name
+from swactor_loader_gguf.ggml_types import TYPES, ggml_type, type_name
 from swactor_loader_gguf.index import GgufIndex, ValueType
 
 
@@ -73,6 +73,12 @@ def finish(writer):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def test_block_layouts_are_those_of_the_gguf_package():
+    ours = {number: (kind.number, kind.name, kind.block, kind.block_bytes) for number, kind in TYPES.items()}
+    theirs = {int(kind): (int(kind), kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("alignment", [32, 64, 4096])
@@ -221,11 +227,9 @@ def test_typed_getters_refuse_with_field_and_offset(typed, call, words):
 
 MEASURE = """
 import json, sys, time
-from swactor_loader_gguf.ggml_types import ggml_type
 from swactor_loader_gguf.index import GgufIndex
 def peak():  # KiB; what getrusage says is the parent's, from before exec
     return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
-ggml_type(0)
 before = peak()
 start = time.process_time()
 index = GgufIndex(sys.argv[1])

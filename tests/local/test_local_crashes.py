@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from local_command import PACED, Command, Run, alive, until
 LONG = ("--prompt-ids", "5,6,7", "--max-tokens", "400")
 WORKER_DEATH = 2.0
 NODE_DEATH = 5.0
+STOPPED_NODE = 14.0
 
 Start = Callable[..., Run]
 
@@ -32,6 +34,10 @@ def test_a_killed_worker_is_a_worker_crash_of_its_stage(echo: Start, stage: int)
     assert result["outcome"] == "faulted"
     assert result["fault"]["reason"] == "WorkerCrashed"
     assert result["fault"]["stage_index"] == stage
+    assert result["fault"]["node_id"] == started.node_id(stage)
+    event = started.event("run_faulted")
+    assert event is not None
+    assert event["fault_node_id"] == started.node_id(stage)
     line = started.error_line()
     assert f"stage {stage}" in line
     assert "WorkerCrashed" in line
@@ -79,6 +85,20 @@ def test_a_stopped_node_faults_the_run_and_is_ended(echo: Start) -> None:
     started.error_line()
 
 
+def test_a_stopped_node_is_named_with_the_reason_and_not_waited_for(echo: Start) -> None:
+    """Membership gives it up after some five seconds; an end in order would be waited for another fifteen."""
+    started = echo(*LONG, *PACED)
+    started.wait_event("token_received", sequence=3)
+    node_id = started.node_id(0)
+    os.kill(started.node_pid(0), signal.SIGSTOP)
+    result = started.finish(1, within=STOPPED_NODE, killed_nodes=[node_id])
+    assert result["fault"]["reason"] == "MembershipLost"
+    assert (result["fault"]["node_id"], result["fault"]["stage_index"]) == (node_id, 0)
+    said = f"MembershipLost seen by Membership at stage 0 on node {node_id}: node-0 is Dead in membership"
+    assert started.error_line() == f"error: {said}"
+    assert result["stats"]["unproven"] == ["stage 0 went with its node"]
+
+
 def test_a_killed_command_takes_its_processes_along(echo: Start) -> None:
     started = echo(*LONG, *PACED)
     started.wait_event("token_received", sequence=3)
@@ -116,7 +136,8 @@ def _first(started: Run, module: str) -> int:
 
 # When: the first sign of that phase, seen from outside.
 PHASES: dict[str, Callable[[Run], object]] = {
-    "nodes-start": lambda started: _first(started, "swactor_core.node"),
+    "nodes-ahead": lambda started: _first(started, "swactor_core.node"),
+    "nodes-start": lambda started: started.wait_event("node_started"),
     "pool-ready": lambda started: started.wait_event("pool_ready"),
     "weights": lambda started: started.wait_event("weights_downloaded"),
     "barrier": lambda started: started.wait_event("stage_ready"),
@@ -139,7 +160,9 @@ def test_an_end_during_start_up_keeps_every_guarantee(
     PHASES[phase](started)
     strike, code = BLOWS[blow]
     strike(started)
-    assert started.wait(15) == code, started.said()
+    # a node that nobody has spoken to yet is replaced, if there is still time for that
+    codes = {0, code} if (phase, blow) == ("nodes-ahead", "kill-node") else {code}
+    assert started.wait(15) in codes, started.said()
     started.assert_nothing_left()
     assert "Traceback" not in started.err, started.err
     events = started.events()
@@ -149,7 +172,7 @@ def test_an_end_during_start_up_keeps_every_guarantee(
     event_checker.check(events, torn_down=ended, killed_nodes=nodes if blow == "kill-node" else ())
     if blow == "interrupt" and events:
         assert ended
-    if code == 1:
+    if started.process.returncode == 1:
         assert ended
         started.error_line()
 
@@ -190,3 +213,33 @@ def test_a_fault_is_also_one_line_without_json(
     assert len([line for line in lines if "WorkerCrashed" in line and "stage 0" in line]) == 1
     assert "Traceback" not in started.err
     event_checker.check(started.events())
+
+
+def test_a_model_file_shortened_while_it_is_mapped_is_named(
+    run: Start, demo_model: str, tmp_path: Path
+) -> None:
+    model = tmp_path / "model.gguf"
+    shutil.copyfile(demo_model, model)
+    whole = model.stat().st_size
+    started = run(str(model), "--prompt", "hello world", "--raw", "--max-tokens", "400", "--ignore-eos")
+    started.wait_event("token_received", sequence=2)
+    os.truncate(model, whole // 8)
+    result = started.finish(1, within=10)
+    assert result["fault"]["reason"] == "WorkerCrashed"
+    assert result["fault"]["cause"] == "ModelContentChanged"
+    facts = f"was shortened while it was in use: {whole} bytes when opened, {whole // 8} now"
+    assert f"the model file {str(model)!r} {facts}" in started.error_line()
+    assert "SIGBUS" in started.error_line()
+    assert "hint: put the whole file there again" in started.err
+
+
+def test_a_worker_that_cannot_read_a_page_of_a_whole_file_names_it(run: Start, demo_model: str) -> None:
+    started = run(demo_model, "--prompt", "hello world", "--raw", "--max-tokens", "400", "--ignore-eos")
+    started.wait_event("token_received", sequence=2)
+    os.kill(started.worker_pid(1), signal.SIGBUS)
+    result = started.finish(1, within=10)
+    assert result["fault"]["cause"] == "WeightsUnreadable"
+    assert result["fault"]["stage_index"] == 1
+    size = os.path.getsize(demo_model)
+    assert f"the model file {demo_model!r} ({size} bytes) is as when opened" in started.error_line()
+    assert "kernel log" in started.err

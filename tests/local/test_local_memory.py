@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,13 +23,16 @@ def resident(pid: int) -> int:
 
 
 def held_by_workers(run: Callable[..., Run], model: str, tokens: int, nodes: int) -> list[int]:
-    """Resident bytes of each stage's worker when nearly all places of its cache have been written."""
+    """Resident bytes of each stage's worker when most places of its cache have been written. The command is
+    stopped for the look: a small model's run would be over before it."""
     started = run(
         model, "--prompt-ids", ",".join(["5"] * PROMPT), "--max-tokens", str(tokens),
         "--nodes", str(nodes), "--ignore-eos",
     )  # fmt: skip
-    started.wait_event("token_received", sequence=tokens - 8, within=150)
+    started.wait_event("token_received", sequence=tokens * 7 // 8, within=150)
+    os.kill(started.process.pid, signal.SIGSTOP)
     held = [resident(started.worker_pid(index)) for index in range(nodes)]
+    os.kill(started.process.pid, signal.SIGCONT)
     started.wait(60)
     return held
 

@@ -104,7 +104,7 @@ def test_a_tiny_model_gives_the_reference_ids_when_the_last_stage_samples(
 
 
 def test_a_long_prompt_over_two_nodes_is_what_one_node_makes_of_it(run: Start, demo_model: str) -> None:
-    # 240 tokens: eight prefill chunks of 32, the last one short.
+    # 240 tokens: several prefill chunks, the last one short.
     prompt = ",".join(str(100 + (index * 7919) % 40000) for index in range(240))
     results = []
     for nodes in ("1", "2"):

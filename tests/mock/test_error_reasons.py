@@ -36,8 +36,8 @@ from mock_run import MOCKS, MockRun
 from swactor_core import faults
 from swactor_core.errors import ModelError, ResourceError
 from swactor_core.faults import (
-    MODEL_REMEDIES,
     REMEDIES,
+    REMEDIES_OF_CAUSES,
     Component,
     FaultReason,
     LeaseRejection,
@@ -673,13 +673,20 @@ def test_a_reason_reaches_the_one_recorded_failure(
         assert f"({member})" in line
     [event] = [event for event in run.events if event["event"] == "run_faulted"]
     assert event | fault.fields() == event, "result and event say the same"
+    assert event.get("edge_id") == fault.edge_id
+    assert event.get("ring_id") == fault.ring_id
+    if produced.component in (C.TX_EDGE, C.RX_EDGE, C.EDGE_ESTABLISHER, C.DRIVER):
+        assert fault.edge_id is not None, line
     if produced.stage is not None:
         assert fault.stage_index == produced.stage, line
         assert f"at stage {produced.stage}" in line
+        [planned] = [event for event in run.events if event["event"] == "run_planned"]
+        assert event["fault_node_id"] == planned["stages"][produced.stage]["node_id"]
+        assert f"on node {event['fault_node_id']}" in line
     assert produced.said in line
     assert "\n" not in line
     assert fault.detail, f"{line}: says nothing of what happened"
-    assert fault.remedy == MODEL_REMEDIES.get(fault.cause or "", REMEDIES[fault.reason])
+    assert fault.remedy == REMEDIES_OF_CAUSES.get((fault.reason, fault.cause), REMEDIES[fault.reason])
     killed: tuple[NodeId, ...] = (run.ids[LAST],) if produced.gone and run.pool else ()
     run.check(killed=killed, unproven=produced.gone)
 
@@ -823,8 +830,7 @@ def test_every_reason_has_its_scenario(member: StrEnum) -> None:
 
 def test_every_reason_has_its_remedy_in_one_line() -> None:
     assert set(REMEDIES) == set(FaultReason)
-    assert set(MODEL_REMEDIES) <= set(map(str, ModelFailure))
-    for remedy in (*REMEDIES.values(), *MODEL_REMEDIES.values()):
+    for remedy in (*REMEDIES.values(), *REMEDIES_OF_CAUSES.values()):
         assert remedy
         assert "\n" not in remedy
 

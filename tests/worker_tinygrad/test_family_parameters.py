@@ -16,7 +16,8 @@ from swactor_core.spi.loader import StageManifest, TensorRef
 from swactor_core.spi.worker import RoleError
 from swactor_worker_tinygrad.families import FAMILIES
 from swactor_worker_tinygrad.parameters import ModelParameters, read_parameters
-from swactor_worker_tinygrad.rope import Rope, Temperature, rope_tables
+from swactor_worker_tinygrad.rope import Rope, Temperature
+from swactor_worker_tinygrad.rope_tables import rope_tables
 from swactor_worker_tinygrad.stage_tensors import check_model
 
 VARIANTS = DATA.parent / "variants"

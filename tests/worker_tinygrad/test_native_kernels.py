@@ -68,6 +68,21 @@ def test_many_rows_give_the_bits_of_one_row(kernels: Any, team: Any, name: str, 
         assert alone.tobytes() == together[row : row + 1].tobytes()
 
 
+# more columns than are unpacked at a time, and such as are no whole number of them
+@pytest.mark.parametrize(
+    ("name", "columns"), [("Q4_1", 1568), ("Q4_1", 2560), ("Q6_K", 2304), ("F16", 1601), ("F32", 3079)]
+)
+def test_many_wide_rows_give_the_bits_of_one_row(kernels: Any, team: Any, name: str, columns: int) -> None:
+    kind, stored, values = stored_weights(name, 21, columns)
+    x = np.random.default_rng(3).standard_normal((7, columns)).astype(np.float32)
+    together = multiply(kernels, team, kind, stored, x, parts=4)
+    expected = x.astype(np.float64) @ values.astype(np.float64).T
+    np.testing.assert_allclose(together, expected, rtol=1e-4, atol=2e-5 * np.abs(values).max() * columns**0.5)
+    for row in range(7):
+        alone = multiply(kernels, team, kind, stored, np.ascontiguousarray(x[row : row + 1]))
+        assert alone.tobytes() == together[row : row + 1].tobytes()
+
+
 def test_packing_lays_rows_side_by_side(kernels: Any, team: Any) -> None:
     kind, stored, _ = stored_weights("Q4_1", 21, 64)
     made = packed(kernels, team, kind, stored).reshape(2, 2, 20, 16)  # (rows / 16, blocks, bytes, lanes)
@@ -80,7 +95,7 @@ def test_packing_lays_rows_side_by_side(kernels: Any, team: Any) -> None:
 @pytest.mark.parametrize("columns", [1, 24, 33, 64])
 def test_float_rows_of_any_length(kernels: Any, team: Any, name: str, columns: int) -> None:
     kind, stored, values = stored_weights(name, 5, columns)
-    x = np.random.default_rng(4).standard_normal((3, columns)).astype(np.float32)
+    x = np.random.default_rng(4).standard_normal((6, columns)).astype(np.float32)
     np.testing.assert_allclose(multiply(kernels, team, kind, stored, x), x @ values.T, rtol=1e-5, atol=1e-5)
 
 
@@ -89,8 +104,8 @@ def test_float_rows_of_any_length(kernels: Any, team: Any, name: str, columns: i
 def test_bias_and_residual_are_added(kernels: Any, team: Any, rows: int, lanes: bool) -> None:
     kind, stored, values = stored_weights("Q4_1", rows, 64)
     generator = np.random.default_rng(5)
-    x, bias = generator.standard_normal((2, 64)).astype(np.float32), np.arange(rows, dtype=np.float32)
-    residual = generator.standard_normal((2, rows)).astype(np.float32)
+    x, bias = generator.standard_normal((6, 64)).astype(np.float32), np.arange(rows, dtype=np.float32)
+    residual = generator.standard_normal((6, rows)).astype(np.float32)
     out = multiply(kernels, team, kind, stored, x, extra=(bias, residual), lanes=lanes)
     np.testing.assert_allclose(out, x @ values.T + bias + residual, rtol=1e-5, atol=1e-4)
 

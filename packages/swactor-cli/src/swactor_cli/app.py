@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 from swactor_core import __version__
+from swactor_core.specs import PREFILL_CHUNK
 
 from swactor_cli.errors import ExitCode, report
 from swactor_cli.help import SectionedCommand
@@ -34,7 +35,9 @@ _PLACE, _OUTPUT = "Where it runs", "Output"
 
 cluster_app = typer.Typer(help="Cluster files.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(cluster_app, name="cluster")
-cache_app = typer.Typer(help="Fetched models.", no_args_is_help=True, rich_markup_mode=None)
+cache_app = typer.Typer(
+    help="Fetched models and what else is kept.", no_args_is_help=True, rich_markup_mode=None
+)
 app.add_typer(cache_app, name="cache")
 
 Model = Annotated[
@@ -54,6 +57,7 @@ Json = Annotated[
     bool, typer.Option("--json", help="One JSON object a line on stdout.", rich_help_panel="Output")
 ]
 Cluster = Annotated[str | None, typer.Option(help="A cluster file.", show_default=False)]
+PrefillChunk = Annotated[int, typer.Option(min=1, max=4096, help="Prompt tokens per compute step.")]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="No talk on stderr but errors.", rich_help_panel="Output")
 ]
@@ -69,8 +73,8 @@ def _set_up_logging(verbose: int, *, quiet: bool) -> None:
     """Raises ConfigError for a SWACTOR_LOG that names no level."""
     from swactor_core.errors import ConfigError
 
-    level = {0: "ERROR" if quiet else "WARNING", 1: "INFO"}.get(verbose, "DEBUG")
-    level = os.environ.get("SWACTOR_LOG", "").strip().upper() or level
+    chosen = os.environ.get("SWACTOR_LOG", "").strip().upper() or ("ERROR" if quiet else "WARNING")
+    level = {0: chosen, 1: "INFO"}.get(verbose, "DEBUG")
     if level not in _LEVELS:
         raise ConfigError(f"SWACTOR_LOG is {level[:40]!r}", hint=f"set it to one of {', '.join(_LEVELS)}")
     os.environ["SWACTOR_LOG"] = level  # node processes talk as much
@@ -106,6 +110,7 @@ def root(
 
 @app.command(cls=SectionedCommand)
 def run(
+    context: typer.Context,
     model: Model,
     prompt: Annotated[
         str | None,
@@ -122,7 +127,10 @@ def run(
         ),
     ] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="No chat template: the text as it is.", rich_help_panel=_PROMPT)
+        bool,
+        typer.Option(
+            "--raw", help="No chat template: the text as it is. Ids are so anyway.", rich_help_panel=_PROMPT
+        ),
     ] = False,
     pre: Annotated[
         str | None,
@@ -146,7 +154,12 @@ def run(
         typer.Option("--ignore-eos", help="Go on after an end-of-generation token.", rich_help_panel=_ANSWER),
     ] = False,
     temperature: Annotated[
-        float, typer.Option(min=0.0, help="0 is greedy.", rich_help_panel=_SAMPLING)
+        float,
+        typer.Option(
+            min=0.0,
+            help="0 is greedy: then nothing is drawn, and top-k, top-p, min-p and seed change nothing.",
+            rich_help_panel=_SAMPLING,
+        ),
     ] = 0.0,
     top_k: Annotated[
         int, typer.Option(min=0, help="Only the K likeliest tokens; 0: off.", rich_help_panel=_SAMPLING)
@@ -226,7 +239,7 @@ def run(
     ] = None,
     prefill_chunk: Annotated[
         int, typer.Option(min=1, max=4096, help="Prompt tokens per compute step.", rich_help_panel=_PLACE)
-    ] = 32,
+    ] = PREFILL_CHUNK,
     token_timeout: Annotated[
         float,
         typer.Option(
@@ -266,10 +279,19 @@ def run(
     """Stream a model's answer through a pipeline of nodes."""
     from swactor_core.errors import UsageError
 
+    from swactor_cli.combinations import (
+        RUN_EXCLUDES,
+        RUN_NEEDS,
+        given_options,
+        refuse_exclusive,
+        without_effect,
+    )
     from swactor_cli.commands.run import RunOptions
     from swactor_cli.commands.run import run as command
     from swactor_cli.sampling_options import sampling_policy
 
+    given = given_options(context)
+    refuse_exclusive(given, RUN_EXCLUDES)
     _set_up_logging(verbose, quiet=quiet)
     if sample_on not in ("last-stage", "orchestrator"):
         raise UsageError(f"--sample-on {sample_on!r}", hint="use last-stage or orchestrator")
@@ -309,11 +331,15 @@ def run(
         logits=logits,
         plugins=_chosen(arena, transport, membership, worker, loader),
     )
-    raise typer.Exit(command(options, Output(json_lines=json_lines, quiet=quiet)))
+    output = Output(json_lines=json_lines, quiet=quiet)
+    for warning in without_effect(given, RUN_NEEDS):
+        output.warning(warning)
+    raise typer.Exit(command(options, output))
 
 
 @app.command()
 def node(
+    context: typer.Context,
     cluster: Annotated[str, typer.Option(help="The cluster file.", show_default=False)],
     name: Annotated[str, typer.Option(help="Which of its nodes this is.", show_default=False)],
     bind: Annotated[str | None, typer.Option(help="Address to listen on (default 0.0.0.0).")] = None,
@@ -350,8 +376,10 @@ def node(
 
     Runs until Ctrl-C or a fault; --json gives its lifecycle events.
     """
+    from swactor_cli.combinations import NODE_EXCLUDES, given_options, refuse_exclusive
     from swactor_cli.commands.node import NodeOptions, run_node
 
+    refuse_exclusive(given_options(context), NODE_EXCLUDES)
     _set_up_logging(verbose, quiet=quiet)
     options = NodeOptions(
         cluster=cluster,
@@ -371,12 +399,13 @@ def node(
 
 @app.command()
 def plan(
+    context: typer.Context,
     model: Model,
     nodes: Annotated[int | None, typer.Option(min=1, help="Nodes, one stage each (default 2).")] = None,
     cluster: Cluster = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 32,
-    prefill_chunk: Annotated[int, typer.Option(min=1, max=4096, help="Prompt tokens per compute step.")] = 32,
+    prefill_chunk: PrefillChunk = PREFILL_CHUNK,
     memory: Annotated[
         str | None, typer.Option(help="What a stage may hold on each of --nodes, like 8GiB.")
     ] = None,
@@ -393,9 +422,11 @@ def plan(
 
     Reads the file's header, loads no weight.
     """
+    from swactor_cli.combinations import PLAN_EXCLUDES, given_options, refuse_exclusive
     from swactor_cli.commands.plan import PlanOptions
     from swactor_cli.commands.plan import plan as command
 
+    refuse_exclusive(given_options(context), PLAN_EXCLUDES)
     options = PlanOptions(
         model=model,
         nodes=nodes,
@@ -416,7 +447,7 @@ def tune(
     model: Model,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes, one stage each.")] = 2,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of a run, prompt and answer.")] = 160,
-    prefill_chunk: Annotated[int, typer.Option(min=1, max=4096, help="Prompt tokens per compute step.")] = 32,
+    prefill_chunk: PrefillChunk = PREFILL_CHUNK,
     device: Annotated[str | None, typer.Option(help="Compute device, such as CPU or CUDA.")] = None,
     worker_option: Annotated[
         list[str] | None,
@@ -532,7 +563,7 @@ def cluster_new(
 
 @cache_app.command("list")
 def cache_list(loader: Loader = None, json_lines: Json = False) -> None:
-    """List the models that were fetched to this machine, with what they take on the disk."""
+    """List fetched models, temporary files and compiled kernels, with what they take on the disk."""
     from swactor_cli.commands.cache import list_cache
 
     raise typer.Exit(list_cache({"loader": loader}, Output(json_lines=json_lines)))
@@ -547,19 +578,31 @@ def cache_clear(
     older_than: Annotated[
         str | None, typer.Option(help="Only what was not used for so long, like 30d.", show_default=False)
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All models.")] = False,
+    temporary: Annotated[
+        bool, typer.Option("--temporary", help="What fetches that were killed have left.")
+    ] = False,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Compiled kernels; the next run compiles its own again.")
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All models, temporary files and compiled kernels.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing, say what would go.")] = False,
     loader: Loader = None,
     json_lines: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Remove fetched models.
+    """Remove fetched models, temporary files and compiled kernels.
 
-    What a process has open stays, and exit 1 says so.
+    What a process has open or is fetching stays, and exit 1 says so.
     """
+    from swactor_core.spi.storage import StoredKind
+
     from swactor_cli.commands.cache import ClearOptions, clear_cache
 
-    options = ClearOptions(tuple(models or ()), older_than, everything, dry_run, {"loader": loader})
+    flags = {StoredKind.TEMPORARY: temporary, StoredKind.KERNELS: kernels}
+    kinds = frozenset(kind for kind, meant in flags.items() if meant)
+    options = ClearOptions(tuple(models or ()), kinds, older_than, everything, dry_run, {"loader": loader})
     raise typer.Exit(clear_cache(options, Output(json_lines=json_lines, quiet=quiet)))
 
 

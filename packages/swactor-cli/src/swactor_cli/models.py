@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-from swactor_core.errors import UsageError
+from swactor_core.errors import ModelError, UsageError
 from swactor_core.spi.loader import Loader, Model, Tokenizer
 
 from swactor_cli.output import Output
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 
 def open_model(loader: Loader, name: str, output: Output) -> tuple[str, Model]:
     """The local path and the open model. Raises ModelError."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    bars = Progress(*columns, console=output.talk, transient=True) if output.interactive else None
+    bars = _bars(output) if output.interactive else None
     with bars if bars is not None else nullcontext():
         task: Any = None
 
@@ -31,6 +32,13 @@ def open_model(loader: Loader, name: str, output: Output) -> tuple[str, Model]:
         return path, loader.open(path, progress)
 
 
+def _bars(output: Output) -> Progress:
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    return Progress(*columns, console=output.talk, transient=True)
+
+
 def tokenizer_of(model: Model, pre: str | None = None) -> Tokenizer | None:
     """None for a model without vocabulary; `pre` as in the model's `tokenizer`, which says what is raised."""
     if model.facts.has_vocabulary:
@@ -38,3 +46,11 @@ def tokenizer_of(model: Model, pre: str | None = None) -> Tokenizer | None:
     if pre is not None:
         raise UsageError("--pre was given, and the model has no vocabulary", hint="leave --pre out")
     return None
+
+
+def has_tokenizer(model: Model) -> bool:
+    """Whether the model's vocabulary can be used as its file says, with no other pre-tokenizer."""
+    try:
+        return tokenizer_of(model) is not None
+    except ModelError:
+        return False

@@ -1,6 +1,7 @@
 """What people and programs see: data on stdout, talk on stderr, colour and bars only on a terminal.
 
-`--json` prints one object a line and nothing else on stdout. Knows nothing of runs.
+`--json` prints one object a line and nothing else on stdout. Knows nothing of runs. Rich is for terminals and
+tables only and takes a tenth of a second to import: who has neither does not wait for it.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import io
 import json
 import os
 import sys
-from typing import Any, TextIO
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.console import Console
-from rich.table import Table
 from swactor_core.errors import SwactorError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 UNWRAPPED = 10_000
 # Names of files and servers are in what is said, and could otherwise give orders to a terminal.
@@ -29,13 +32,6 @@ class OutputLost(SwactorError):
     def __init__(self, error: OSError) -> None:
         super().__init__(f"cannot write to standard output: {error.strerror}")
         self.reader_gone = isinstance(error, BrokenPipeError)
-
-
-class _Talk(Console):
-    """Talk that nobody reads is dropped; it never ends the command."""
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
 
 
 def open_standard_streams() -> None:
@@ -65,15 +61,25 @@ class Output:
     def __init__(self, *, json_lines: bool = False, quiet: bool = False) -> None:
         self.json_lines = json_lines
         self.quiet = quiet
-        self.talk = _Talk(stderr=True, highlight=False, soft_wrap=True)
-        self._plain = Console(highlight=False, soft_wrap=True)
-        if not self._plain.is_terminal:
-            self._plain.width = UNWRAPPED  # a row stays a line for grep and cut
+        self._terminal = sys.stderr.isatty()
+
+    @cached_property
+    def talk(self) -> Console:
+        """Standard error as a terminal: for bars and colours."""
+        from rich.console import Console
+
+        class Talk(Console):
+            """Talk that nobody reads is dropped; it never ends the command."""
+
+            def on_broken_pipe(self) -> None:
+                self.quiet = True
+
+        return Talk(stderr=True, highlight=False, soft_wrap=True)
 
     @property
     def interactive(self) -> bool:
         """Whether bars and live lines make sense."""
-        return self.talk.is_terminal and not self.quiet
+        return self._terminal and not self.quiet
 
     def text(self, text: str) -> None:
         """Streams text to stdout at once, as it is. Raises OutputLost."""
@@ -92,13 +98,19 @@ class Output:
         self.text(json.dumps(record, ensure_ascii=not plain, separators=(",", ":")) + "\n")
 
     def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
+        from rich.console import Console
+        from rich.table import Table
+
+        plain = Console(highlight=False, soft_wrap=True)
+        if not plain.is_terminal:
+            plain.width = UNWRAPPED  # a row stays a line for grep and cut
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
         for column in columns:
             table.add_column(column, overflow="fold")
         for row in rows:
             table.add_row(*row)
-        with self._plain.capture() as captured:
-            self._plain.print(table)
+        with plain.capture() as captured:
+            plain.print(table)
         self.text(captured.get())
 
     def note(self, text: str) -> None:
@@ -114,10 +126,16 @@ class Output:
             self._say(f"hint: {hint}", "")
 
     def _say(self, text: str, style: str) -> None:
+        text = text.translate(_HARMLESS)
         with contextlib.suppress(OSError):  # a full disk behind stderr: there is no place left to say so
-            self.talk.print(text.translate(_HARMLESS), style=style, markup=False)
+            if self._terminal or os.environ.get("FORCE_COLOR"):
+                self.talk.print(text, style=style, markup=False)
+            else:
+                sys.stderr.write(text + "\n")
+                sys.stderr.flush()
 
     def restore_terminal(self) -> None:
         """Undoes what live bars do to a terminal, for an end that gives them no time to do it."""
-        with contextlib.suppress(OSError):
-            self.talk.show_cursor(True)
+        if self._terminal:
+            with contextlib.suppress(OSError):
+                self.talk.show_cursor(True)

@@ -6,8 +6,8 @@ On a terminal the waiting is live on stderr and gone when text begins; elsewhere
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from swactor_core.machines.pool import ReportPool
 from swactor_core.machines.run_effects import RunState
 from swactor_core.messages import StageProgress
@@ -15,6 +15,9 @@ from swactor_core.orchestrator.orchestrator import RunListener
 
 from swactor_cli.answer import Answer
 from swactor_cli.output import Output, OutputLost
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 PHASES = {
     "download": "fetching",
@@ -43,11 +46,13 @@ class Display(RunListener):
         self.lost: OutputLost | None = None
         self.stop: Callable[[], None] = lambda: None
         self._bars: Progress | None = None
-        self._pool_bar = TaskID(0)
+        self._pool_bar: TaskID
         self._stage_bars: dict[int, TaskID] = {}
 
     def __enter__(self) -> Display:
         if self._output.interactive:
+            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
             self._bars = Progress(
                 SpinnerColumn(),
                 TextColumn("{task.description}"),

@@ -18,6 +18,8 @@ class SideFiles:
     """Opens what is named; None is not written. `stop` is called once when the logits cannot be."""
 
     def __init__(self, events: str | None, logits: str | None) -> None:
+        if events is not None and logits is not None and _same_file(events, logits):
+            raise UsageError(f"--events and --logits both name {logits!r}", hint="name two files")
         self.stop: Callable[[], None] = lambda: None
         self.logits_error: ResourceError | None = None
         self._logits_path = logits
@@ -71,3 +73,9 @@ class SideFiles:
 
     def _logits_failed(self, error: OSError) -> None:
         self.logits_error = ResourceError(f"--logits {self._logits_path!r}: {error.strerror}")
+
+
+def _same_file(one: str, other: str) -> bool:
+    """Devices may be named twice: nothing is overwritten there."""
+    path = Path(one).resolve()
+    return path == Path(other).resolve() and (path.is_file() or not path.exists())

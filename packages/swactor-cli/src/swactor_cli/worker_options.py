@@ -14,5 +14,10 @@ def worker_settings(device: str | None, options: tuple[str, ...]) -> dict[str, A
         key, equals, value = option.partition("=")
         if not key or not equals:
             raise UsageError(f"--worker-option {option!r}", hint="write it like threads=2")
+        if key in settings:
+            other = "--device" if key == "device" and device else "another --worker-option"
+            raise UsageError(
+                f"--worker-option {option!r} and {other} exclude each other", hint="give one of them"
+            )
         settings[key] = int(value) if value.isdecimal() else value
     return settings

@@ -197,13 +197,17 @@ class Fault:
     ring_id: RingId | None = None
 
     def fields(self) -> dict[str, Any]:
-        """Of an event that records it (spec section 40)."""
+        """Of an event that records it (spec section 40). The node that it happened at is `fault_node_id`: an
+        event's `node_id` is that of the process whose event it is."""
+        node = None if self.node_id is None else node_hex(self.node_id)
+        known = {"edge_id": self.edge_id, "ring_id": self.ring_id, "fault_node_id": node}
         return {
             "reason": str(self.reason),
             "component": str(self.component),
             "cause": self.cause,
             "detail": self.detail,
             "stage_index": self.stage_index,
+            **{name: value for name, value in known.items() if value is not None},
         }
 
     def line(self) -> str:
@@ -223,24 +227,11 @@ class Fault:
     @property
     def remedy(self) -> str:
         """What an operator can do about it, one line."""
-        return MODEL_REMEDIES.get(self.cause or "", REMEDIES[self.reason])
+        return REMEDIES_OF_CAUSES.get((self.reason, self.cause)) or REMEDIES[self.reason]
 
 
 _DEFECT = "this is a defect of swactor or of a plug-in: report it with the file of `--events FILE`"
 _NETWORK = "check the node before this edge and the network between them, then run again"
-
-# Of a WeightLoadFailed whose cause says more than the reason.
-MODEL_REMEDIES: dict[str, str] = {
-    ModelFailure.NOT_FOUND: "give a name that every node can open: the same path on all, or an address",
-    ModelFailure.ACCESS_DENIED: "let that node read the file, or set HF_TOKEN there to a token that may",
-    ModelFailure.SOURCE_UNREACHABLE: "check that node's network and proxy, then run again: it goes on",
-    ModelFailure.RANGES_UNSUPPORTED: "download the file to every node and give its path",
-    ModelFailure.CONTENT_CHANGED: "run again; use an address whose content does not change",
-    ModelFailure.CHECKSUM_MISMATCH: "run again to fetch it anew; else the source is damaged",
-    ModelFailure.DISK_FULL: "make room on that node (`swactor-cli cache clear`), or give it another "
-    "SWACTOR_CACHE_DIR",
-    ModelFailure.CACHE_UNUSABLE: "set SWACTOR_CACHE_DIR on that node to a folder that it may write to",
-}
 
 REMEDIES: dict[FaultReason, str] = {
     FaultReason.NODE_UNAVAILABLE: "look at what that node said last, start it again, then run again",
@@ -266,9 +257,43 @@ REMEDIES: dict[FaultReason, str] = {
     FaultReason.STEP_FAILED: "look at that node's log for what its worker says of the step",
     FaultReason.READINESS_TIMEOUT: "look at the logs of what was not ready; large models need fast disks",
     FaultReason.EXECUTION_TIMEOUT: "allow a token more time (--token-timeout), or find the node that hangs",
-    FaultReason.TEARDOWN_TIMEOUT: "restart what did not stop: its memory is not used again before",
+    FaultReason.TEARDOWN_TIMEOUT: "restart what does not stop: its memory is used again only after its end",
     FaultReason.INTERNAL: _DEFECT,
 }
+
+REMEDIES_OF_CAUSES: dict[tuple[FaultReason, str], str] = {
+    (FaultReason.WEIGHT_LOAD_FAILED, ModelFailure.NOT_FOUND): (
+        "give a name that every node can open: the same path on all, or an address"
+    ),
+    (FaultReason.WEIGHT_LOAD_FAILED, ModelFailure.ACCESS_DENIED): (
+        "let that node read the file, or set HF_TOKEN there to a token that may"
+    ),
+    (FaultReason.WEIGHT_LOAD_FAILED, ModelFailure.SOURCE_UNREACHABLE): (
+        "check that node's network and proxy, then run again: it goes on"
+    ),
+    (FaultReason.WEIGHT_LOAD_FAILED, ModelFailure.RANGES_UNSUPPORTED): (
+        "download the file to every node and give its path"
+    ),
+    (FaultReason.WEIGHT_LOAD_FAILED, ModelFailure.CONTENT_CHANGED): (
+        "run again, with a file or an address whose content stays as it is"
+    ),
+    (FaultReason.WEIGHT_LOAD_FAILED, ModelFailure.CHECKSUM_MISMATCH): (
+        "run again to fetch it anew; else the source is damaged"
+    ),
+    (FaultReason.WEIGHT_LOAD_FAILED, ModelFailure.DISK_FULL): (
+        "make room on that node (`swactor-cli cache clear`), or give it another SWACTOR_CACHE_DIR"
+    ),
+    (FaultReason.WEIGHT_LOAD_FAILED, ModelFailure.CACHE_UNUSABLE): (
+        "set SWACTOR_CACHE_DIR on that node to a folder that it may write to"
+    ),
+    (FaultReason.WORKER_CRASHED, ModelFailure.CONTENT_CHANGED): (
+        "put the whole file there again, by a rename and never while a run uses it, then run again"
+    ),
+    (FaultReason.WORKER_CRASHED, RoleFailure.WEIGHTS_UNREADABLE): (
+        "look in that machine's kernel log for errors of disk or memory, and run from a sound disk"
+    ),
+}
+"""Where the cause says better than the reason what to do."""
 
 OBJECT_FAULTS: dict[ObjectFailure, FaultReason] = {
     ObjectFailure.HEADER_MALFORMED: FaultReason.MALFORMED_OBJECT_HEADER,

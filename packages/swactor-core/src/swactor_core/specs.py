@@ -13,6 +13,8 @@ from swactor_core.ids import RingId
 OBJECT_HEADER_BYTES = 40
 RING_HEADER_BYTES = 64
 CACHE_LINE = 64
+#: rows of a prompt that a stage computes at once, which reads its weights once for them; a run may choose
+PREFILL_CHUNK = 64
 
 
 class ObjectKind(StrEnum):

@@ -1,29 +1,24 @@
 """What lies in the cache, and how it goes again: models are kept until somebody removes them.
 
 Knows the cache's folders (`cache`) and the locks of those who fetch. A model that a process has open or
-mapped stays: the kernel says so itself, whoever the process is (a write lease, Linux fcntl(2), is given only
-for a file that nobody else has open).
+mapped stays: the kernel says so itself, whoever the process is.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import shutil
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 from swactor_core.errors import ModelError
 from swactor_core.faults import ModelFailure
+from swactor_core.open_files import disk_bytes, open_elsewhere
 from swactor_core.spi.loader import CachedModel
 
 from swactor_loader_gguf.cache import cache_directory
 from swactor_loader_gguf.sparse import WRITABLE, Claim
 
-_BLOCK = 512  # what st_blocks counts, whatever the file system's own blocks are
 _SERVING = frozenset({"journal", "lock"})
 
 
@@ -57,7 +52,7 @@ class GgufCache:
                     if claim is None:
                         return False
                     held.enter_context(claim)
-                if _open_elsewhere(path):
+                if open_elsewhere(path):
                     return False
                 # the data first: without it the journal is not believed
                 path.unlink()
@@ -88,10 +83,10 @@ def _described(path: Path) -> CachedModel | None:
         key=path.parent.name[:12],
         name=path.name,
         path=str(path),
-        nbytes=state.st_blocks * _BLOCK,
+        nbytes=disk_bytes(state),
         file_bytes=state.st_size,
         used=max(state.st_atime, state.st_mtime),
-        in_use=_being_fetched(path.parent / "lock", state.st_size) or _open_elsewhere(path),
+        in_use=_being_fetched(path.parent / "lock", state.st_size) or open_elsewhere(path),
     )
 
 
@@ -102,29 +97,6 @@ def _being_fetched(lock: Path, size: int) -> bool:
     if claim is not None:
         claim.release()
     return claim is None
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _open_elsewhere(path: Path) -> bool:
-    """Whether any process, this one too, has the file open or mapped; False where the system cannot say: for
-    a file of another user, and on file systems without leases."""
-    try:
-        with _opened(path) as descriptor:
-            # were the lease broken before it is given back: a signal that does nothing, not SIGIO
-            fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
-            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    except OSError as error:
-        return error.errno == errno.EAGAIN
-    return False
 
 
 def _unusable(path: Path, error: OSError) -> ModelError:

@@ -9,6 +9,7 @@ from swactor_core.checks import CheckResult, CheckStatus, DoctorCheck
 from swactor_core.hookspecs import hookimpl
 from swactor_core.spi.loader import Loader, ModelCache
 from swactor_core.spi.provider import Kind, Provider
+from swactor_core.spi.storage import Storage
 
 
 def create_loader() -> Loader:
@@ -25,6 +26,13 @@ def open_cache() -> ModelCache:
     return GgufCache()
 
 
+def open_temporaries() -> Storage:
+    """What fetches that were killed have left on it."""
+    from swactor_loader_gguf.temporaries import Temporaries
+
+    return Temporaries()
+
+
 @hookimpl
 def swactor_register_loaders() -> list[Provider]:
     return [
@@ -34,6 +42,7 @@ def swactor_register_loaders() -> list[Provider]:
             "GGUF files: index, ranges, tokenizer, chat template",
             create_loader,
             cache=open_cache,
+            storage=open_temporaries,
         )
     ]
 

@@ -115,7 +115,7 @@ class TinygradBackend:
         from swactor_worker_tinygrad.graph_engine import GraphEngine
         from swactor_worker_tinygrad.native import TYPES
         from swactor_worker_tinygrad.native_engine import NativeEngine
-        from swactor_worker_tinygrad.rope import rope_tables
+        from swactor_worker_tinygrad.rope_tables import rope_tables
 
         wanted = [ref for block in tensors.blocks for ref in block.values()]
         single = (tensors.output_norm, tensors.head, tensors.head_bias)

@@ -231,14 +231,18 @@ def cpu_key(compiler: str) -> str:
     return digest.hexdigest()
 
 
+def cache_root() -> Path:
+    """Where the folders of compiled kernels are: under XDG_CACHE_HOME or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "swactor"
+
+
 def cache_folder(compiler: str) -> Path:
     """A folder for compiled kernels that only this user can write: cached values are unpickled when read.
 
-    Under XDG_CACHE_HOME or ~/.cache; a fresh private folder in the temporary directory where that cannot be
+    Under `cache_root`; a fresh private folder in the temporary directory where that cannot be
     written. Raises ResourceError when the folder exists and belongs to, or can be written by, somebody else.
     """
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(home) / "swactor" / f"tinygrad-{TINYGRAD_VERSION}" / cpu_key(compiler)
+    folder = cache_root() / f"tinygrad-{TINYGRAD_VERSION}" / cpu_key(compiler)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
@@ -258,6 +262,8 @@ def cache_folder(compiler: str) -> Path:
 
 def prepare(settings: WorkerSettings) -> dict[str, str]:
     """Sets what tinygrad reads at import and returns it: DEV, CC, CACHEDB, PARALLEL, NUM_CPU_THREADS.
+    OPENBLAS_NUM_THREADS too, unless the operator has: numpy's library would start a thread a core, and
+    nothing here multiplies matrices with it.
 
     No pool of compiler processes (every stage of a host would start one), no split of CPU kernels into parts
     that run one after another anyway. Raises ResourceError for a missing compiler or a wrong tinygrad.
@@ -280,8 +286,7 @@ def prepare(settings: WorkerSettings) -> dict[str, str]:
     for name, value in list(os.environ.items()):
         if name in KNOWN_DEVICES or (value == "" and name in _READ_AS_NUMBERS):
             del os.environ[name]
-    os.environ.setdefault(
-        "PATH", os.defpath
-    )  # tinygrad looks for tools on it and does not ask whether it is set
+    os.environ.setdefault("PATH", os.defpath)  # which tinygrad reads and takes to be set
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.update(wanted)
     return wanted

@@ -23,7 +23,7 @@ from tinygrad.uop.ops import UOp
 from swactor_worker_tinygrad import internals
 from swactor_worker_tinygrad.families import Activation, Pairs
 from swactor_worker_tinygrad.parameters import ModelParameters
-from swactor_worker_tinygrad.rope import Tables
+from swactor_worker_tinygrad.rope_tables import Tables
 from swactor_worker_tinygrad.weights import Ends, Weight
 
 POSITION = "position"

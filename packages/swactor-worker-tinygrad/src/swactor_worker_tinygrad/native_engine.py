@@ -31,7 +31,7 @@ from swactor_worker_tinygrad.native import (
     shares_words,
 )
 from swactor_worker_tinygrad.parameters import ModelParameters
-from swactor_worker_tinygrad.rope import Tables
+from swactor_worker_tinygrad.rope_tables import Tables
 from swactor_worker_tinygrad.tensor_types import BLOCKS, F32, GRAPH_TYPES
 from swactor_worker_tinygrad.weights import Ends, Weight, unpack_on_host
 

@@ -9,6 +9,7 @@ from swactor_core.checks import DoctorCheck
 from swactor_core.hookspecs import hookimpl
 from swactor_core.spi.loader import StageManifest
 from swactor_core.spi.provider import Kind, Provider, WorkerMemory
+from swactor_core.spi.storage import Storage
 
 from swactor_worker_tinygrad.families import FAMILIES
 
@@ -33,6 +34,12 @@ def _memory(
     return stage_memory(manifest, max_context, prefill_chunk=prefill_chunk, settings=settings)
 
 
+def _kernels() -> Storage:
+    from swactor_worker_tinygrad.kept_kernels import KeptKernels
+
+    return KeptKernels()
+
+
 @hookimpl
 def swactor_register_workers() -> Iterable[Provider]:
     return [
@@ -48,6 +55,7 @@ def swactor_register_workers() -> Iterable[Provider]:
             },
             check_model=_check_model,
             memory=_memory,
+            storage=_kernels,
         )
     ]
 

@@ -55,10 +55,6 @@ class PlanOptions:
 def plan(options: PlanOptions, output: Output) -> ExitCode:
     """Raises UsageError for what `run` would refuse for the same reasons, and for a stage whose worker, with
     these options, would hold more than its node has."""
-    if options.nodes is not None and options.cluster is not None:
-        raise UsageError("--nodes and --cluster exclude each other", hint="a cluster file names its nodes")
-    if options.memory is not None and options.cluster is not None:
-        raise UsageError("--memory and --cluster exclude each other", hint="a cluster file says memory_bytes")
     file = load_cluster_file(options.cluster) if options.cluster is not None else None
     if file is None:
         count = 2 if options.nodes is None else options.nodes
@@ -74,7 +70,8 @@ def plan(options: PlanOptions, output: Output) -> ExitCode:
         )
     choice = choose_plugins(file.plugins if file is not None else PluginChoice(), options.plugins)
     plugins = load_plugins(blocked=choice.blocked)
-    settings = worker_settings(options.device, options.worker_options)
+    of_nodes = file.node.worker if file is not None else {}
+    settings = {**of_nodes, **worker_settings(options.device, options.worker_options)}
     loader, worker = plugins.select(Kind.LOADER, choice.loader), plugins.select(Kind.WORKER, choice.worker)
     name, model = open_model(loader.factory(), options.model, output)
     try:

@@ -13,11 +13,17 @@ from typing import Any
 
 from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file
 from swactor_core.errors import UsageError
-from swactor_core.hosting import refuse_separate_processes, refuse_unfit_model, worker_in_process
-from swactor_core.ids import NodeId, RunId
+from swactor_core.hosting import (
+    nodes_in_process,
+    refuse_separate_processes,
+    refuse_unfit_model,
+    worker_in_process,
+)
+from swactor_core.ids import NodeId, RunId, node_hex
 from swactor_core.machines.run import RunBounds
 from swactor_core.machines.run_effects import RunOutcome
 from swactor_core.node.identity import key_in_use, load_or_create_seed
+from swactor_core.orchestrator.local_pool import NodesAhead
 from swactor_core.orchestrator.orchestrator import RunRequest, RunResult
 from swactor_core.orchestrator.session import ClusterSession, LocalSession
 from swactor_core.plan import GgufSource, SamplingPolicy, TokenOutputPolicy
@@ -30,7 +36,7 @@ from swactor_cli.answer import Answer
 from swactor_cli.errors import ExitCode
 from swactor_cli.interrupts import Interrupts
 from swactor_cli.keys import orchestrator_key_file
-from swactor_cli.models import open_model, tokenizer_of
+from swactor_cli.models import has_tokenizer, open_model, tokenizer_of
 from swactor_cli.output import Output, OutputLost
 from swactor_cli.progress import Display
 from swactor_cli.prompts import check_text, prompt_ids_of
@@ -75,8 +81,6 @@ class RunOptions:
 
 def run(options: RunOptions, output: Output) -> ExitCode:
     """Raises SwactorError for what cannot begin; a run that began ends in its outcome's exit code."""
-    if options.nodes is not None and options.cluster is not None:
-        raise UsageError("--nodes and --cluster exclude each other", hint="a cluster file names its nodes")
     file = load_cluster_file(options.cluster) if options.cluster is not None else None
     choice = choose_plugins(file.plugins if file is not None else PluginChoice(), options.plugins)
     plugins = load_plugins(blocked=choice.blocked)
@@ -86,10 +90,20 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         worker_in_process(plugins, choice)
     else:
         refuse_separate_processes(plugins, choice)
+    nodes = (2 if options.nodes is None else options.nodes) if file is None else len(file.cluster.nodes)
     loader = plugins.select(Kind.LOADER, choice.loader).factory()
-    path, model = open_model(loader, options.model, output)
     with ExitStack() as closing:
+        path, model = open_model(loader, options.model, output)
         closing.callback(model.close)
+        if options.pre is not None and options.prompt_ids is not None and has_tokenizer(model):
+            raise UsageError(
+                "--pre and --prompt-ids exclude each other", hint="ids are not tokenized: leave --pre out"
+            )
+        runner = closing.enter_context(asyncio.Runner())
+        ahead = NodesAhead()
+        if file is None and not nodes_in_process(plugins, choice):
+            closing.callback(lambda: runner.run(ahead.close()))
+            runner.run(ahead.start(nodes))
         tokenizer = tokenizer_of(model, options.pre)
         local = file is None
         request = _request(options, model, tokenizer, _uri(path, options.model, local=local))
@@ -98,7 +112,6 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         if watched and bare and options.prompt is not None and not options.raw:
             output.note("the model has no chat template: the prompt goes to it as it is")
         answer = Answer(tokenizer.stream() if tokenizer is not None else None, options.stops)
-        nodes = (2 if options.nodes is None else options.nodes) if file is None else len(file.cluster.nodes)
         positions = _check_plan(request, nodes, output)
         whole = model.manifest(0, model.facts.num_layers)
         refuse_unfit_model(plugins, choice, whole, positions=positions)
@@ -109,8 +122,9 @@ def run(options: RunOptions, output: Output) -> ExitCode:
             if file is None:
                 worker = worker_settings(options.device, options.worker_options)
                 return LocalSession(
-                    plugins, choice, nodes=nodes, worker=worker, objects=side.objects, sinks=side.sinks
-                )
+                    plugins, choice,
+                    nodes=nodes, worker=worker, objects=side.objects, sinks=side.sinks, ahead=ahead,
+                )  # fmt: skip
             return ClusterSession(
                 plugins, file, choice,
                 seed=seed, pool_deadline=options.pool_timeout, objects=side.objects, sinks=side.sinks,
@@ -124,7 +138,7 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         display = Display(output, answer)
         interrupts = Interrupts()
         interrupts.catch()
-        result = asyncio.run(_drive(make_session, request, display, side, output, interrupts))
+        result = runner.run(_drive(make_session, request, display, side, output, interrupts))
         side.close()
         return _finish(result, display, side, output)
 
@@ -273,11 +287,15 @@ def _record(result: RunResult, figures: dict[str, Any], text: str) -> dict[str, 
         "stats": figures,
     }
     if result.fault is not None:
+        fault = result.fault
         record["fault"] = {
-            "reason": str(result.fault.reason),
-            "component": str(result.fault.component),
-            "cause": result.fault.cause,
-            "detail": result.fault.detail,
-            "stage_index": result.fault.stage_index,
+            "reason": str(fault.reason),
+            "component": str(fault.component),
+            "cause": fault.cause,
+            "detail": fault.detail,
+            "stage_index": fault.stage_index,
+            "node_id": None if fault.node_id is None else node_hex(fault.node_id),
+            "edge_id": fault.edge_id,
+            "ring_id": fault.ring_id,
         }
     return record

@@ -2,7 +2,8 @@
 
 The record is the only place that knows which of the three it has, and so the only one that can hand
 ArenaManager a proof. Knows no bytes, no worker and no socket. Teardown waits are bounded: what could not be
-proved in time is named in EdgeStopped and its range is not reused.
+proved in time is named in EdgeStopped and its range stays leased. The record goes on waiting where it is:
+when the proof comes after all the range is released, and EdgeStopped is said again without the name.
 """
 
 from __future__ import annotations
@@ -80,6 +81,11 @@ class EdgeBounds:
 
 S = EdgeProvisionState
 _ENDED = (S.STOPPED, S.FAILED)
+_UNPROVEN = {
+    S.STOPPING_PUMP: "its pump did not stop",
+    S.STOPPING_WORKER_RING: "its ring did not quiesce",
+    S.RELEASING_ARENA: "the arena did not confirm the release",
+}
 _OF_DRIVER = (DriverEdgeReady, StreamClosed, StreamFault, PumpStopped)
 
 
@@ -122,11 +128,9 @@ class EdgeRecord(Machine[EdgeProvisionState]):
             Row(state, RingInstalled, None, (state,))
             for state in (S.WAITING_FOR_DRIVER, S.READY, S.STOPPING_PUMP)
         ),
-        Row(S.STOPPING_PUMP, TimerFired, "_unproven_pump", (S.STOPPED,)),
         Row(S.STOPPING_WORKER_RING, RingQuiesced, "_quiesced", (S.RELEASING_ARENA,)),
-        Row(S.STOPPING_WORKER_RING, TimerFired, "_unproven_ring", (S.STOPPED,)),
         Row(S.RELEASING_ARENA, RingReleased, "_released", (S.STOPPED,)),
-        Row(S.RELEASING_ARENA, TimerFired, "_unproven_release", (S.STOPPED,)),
+        *(Row(state, TimerFired, "_timed_out", (state,)) for state in _UNPROVEN),
         *(
             Row(state, late, None, (state,))
             for state in (S.STOPPING_WORKER_RING, S.RELEASING_ARENA)
@@ -171,6 +175,12 @@ class EdgeRecord(Machine[EdgeProvisionState]):
         self._layout: RingLayout | None = None
         self._pump = PumpProof.NEVER_STARTED
         self._ring_proof: RingProof | None = None
+        self._overdue = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is owed any more, to the arena or by anybody."""
+        return self.state in (S.NEW, *_ENDED)
 
     @property
     def local_edge_actor(self) -> Address:
@@ -314,16 +324,17 @@ class EdgeRecord(Machine[EdgeProvisionState]):
         return S.RELEASING_ARENA, self._release(_proof_of(event), now)
 
     def _released(self, event: RingReleased, now: float) -> Outcome[EdgeProvisionState]:
-        return S.STOPPED, (*self.cancel_timer("bound"), self._stopped())
+        in_time = () if self._overdue else self.cancel_timer("bound")
+        return S.STOPPED, (*in_time, self._stopped())
 
-    def _unproven_pump(self, event: TimerFired, now: float) -> Outcome[EdgeProvisionState]:
-        return S.STOPPED, self._timed_out("its pump did not stop")
-
-    def _unproven_ring(self, event: TimerFired, now: float) -> Outcome[EdgeProvisionState]:
-        return S.STOPPED, self._timed_out("its ring did not quiesce")
-
-    def _unproven_release(self, event: TimerFired, now: float) -> Outcome[EdgeProvisionState]:
-        return S.STOPPED, self._timed_out("the arena did not confirm the release")
+    def _timed_out(self, event: TimerFired, now: float) -> Outcome[EdgeProvisionState]:
+        """Nobody waits any more, and this record goes on waiting."""
+        self._overdue = True
+        missing = f"{_UNPROVEN[self.state]} within {self._bounds.teardown:g} s"
+        what = f"edge {self.edge_id}, ring {self.ring_id}: {missing}"
+        identities = {"edge_id": self.edge_id, "ring_id": self.ring_id}
+        timed_out = teardown_timed_out(Component.EDGE_ESTABLISHER, (what,), **identities)
+        return self.state, (timed_out, self._stopped(what))
 
     def _release_fresh(self, event: RingLeased, now: float) -> Outcome[EdgeProvisionState]:
         if event.layout.ring_id == self.ring_id:  # told twice: this one was installed, it is not fresh
@@ -336,20 +347,20 @@ class EdgeRecord(Machine[EdgeProvisionState]):
     # --- what the handlers share ---
 
     def _stop_pump(self, now: float) -> tuple[Action, ...]:
-        bound = self.set_timer("bound", now + self._bounds.teardown)
-        return Send(Address(Component.DRIVER), StopEdge(self.edge_id)), bound
+        return Send(Address(Component.DRIVER), StopEdge(self.edge_id)), *self._bound(now)
 
     def _uninstall(self, reason: UninstallReason, now: float) -> tuple[Action, ...]:
         assert self.ring_id is not None
-        bound = self.set_timer("bound", now + self._bounds.teardown)
-        return Send(self._ring_host, UninstallRing(self.ring_id, reason)), bound
+        return Send(self._ring_host, UninstallRing(self.ring_id, reason)), *self._bound(now)
 
     def _release(self, ring: RingProof, now: float) -> tuple[Action, ...]:
         assert self.ring_id is not None
         release = ReleaseRing(self.ring_id, QuiescenceProof(self._pump, ring))
-        return Send(Address(Component.ARENA_MANAGER), release), self.set_timer(
-            "bound", now + self._bounds.teardown
-        )
+        return Send(Address(Component.ARENA_MANAGER), release), *self._bound(now)
+
+    def _bound(self, now: float) -> tuple[Action, ...]:
+        """Of one step of teardown; none once one has passed."""
+        return () if self._overdue else (self.set_timer("bound", now + self._bounds.teardown),)
 
     def _give_back(self, event: RingLeased) -> Send:
         proof = QuiescenceProof(PumpProof.NEVER_STARTED, RingProof.NEVER_INSTALLED)
@@ -363,12 +374,6 @@ class EdgeRecord(Machine[EdgeProvisionState]):
 
     def _stopped(self, unproven: str = "") -> Send:
         return Send(self.local_edge_actor, EdgeStopped(self.edge_id, unproven))
-
-    def _timed_out(self, unproven: str) -> tuple[Action, ...]:
-        what = f"edge {self.edge_id}, ring {self.ring_id}: {unproven} within {self._bounds.teardown:g} s"
-        identities = {"edge_id": self.edge_id, "ring_id": self.ring_id}
-        timed_out = teardown_timed_out(Component.EDGE_ESTABLISHER, (what,), **identities)
-        return timed_out, self._stopped(what)
 
     def _of_ring(self, event: RingFault) -> Fault:
         reason = RING_FAULTS.get(event.reason, FaultReason.RING_FAULT)

@@ -134,7 +134,6 @@ class TokenEndpoint(Machine[EndpointState]):
             for late in (
                 EdgeReady,
                 EdgeFailed,
-                EdgeStopped,
                 ObjectProduced,
                 ObjectLoaded,
                 TokenDecoded,
@@ -143,6 +142,7 @@ class TokenEndpoint(Machine[EndpointState]):
                 StopEndpoints,
             )
         ),
+        Row(S.STOPPED, EdgeStopped, "_proved_late", (S.STOPPED,)),
     )
 
     def __init__(self, *, teardown_bound: float) -> None:
@@ -154,7 +154,7 @@ class TokenEndpoint(Machine[EndpointState]):
         self._sequence = Sequence(-1)
         self._early: TokenDecoded | None = None
         self._stopped: set[EdgeId] = set()
-        self._unproven: tuple[str, ...] = ()
+        self._unproven: dict[EdgeId, str] = {}
 
     def _ids(self) -> tuple[EdgeId, EdgeId]:
         assert self._edges is not None
@@ -227,7 +227,9 @@ class TokenEndpoint(Machine[EndpointState]):
         token_in, token_out = self._ids()
         again: tuple[Action, ...] = ()
         if self._stopped:  # everything may have stopped already: told again, this ends it
-            again = (Send(Address(Component.TOKEN_ENDPOINT), EdgeStopped(min(self._stopped))),)
+            edge_id = min(self._stopped)
+            said = EdgeStopped(edge_id, self._unproven.get(edge_id, ""))
+            again = (Send(Address(Component.TOKEN_ENDPOINT), said),)
         return S.STOPPING, (
             Send(Address(Component.TX_EDGE, token_in), StopEdge(token_in)),
             Send(Address(Component.RX_EDGE, token_out), StopEdge(token_out)),
@@ -245,16 +247,30 @@ class TokenEndpoint(Machine[EndpointState]):
     def _note(self, event: EdgeStopped) -> None:
         self._stopped.add(event.edge_id)
         if event.unproven:
-            self._unproven += (event.unproven,)
+            self._unproven[event.edge_id] = event.unproven
+        else:
+            self._unproven.pop(event.edge_id, None)
 
     def _edge_stopped(self, event: EdgeStopped, now: float) -> Outcome[EndpointState]:
         self._note(event)
         if self._stopped != set(self._ids()):
             return S.STOPPING, ()
-        return S.STOPPED, (*self.cancel_timer("teardown"), Send(RUN, EndpointsStopped(self._unproven)))
+        return S.STOPPED, (*self.cancel_timer("teardown"), self._report())
 
     def _teardown_timeout(self, event: TimerFired, now: float) -> Outcome[EndpointState]:
         bound = f"within {self._teardown_bound:g} s"
-        missing = tuple(f"token edge {e} did not stop {bound}" for e in self._ids() if e not in self._stopped)
-        timed_out = teardown_timed_out(Component.TOKEN_ENDPOINT, missing)
-        return S.STOPPED, (timed_out, Send(RUN, EndpointsStopped(self._unproven + missing)))
+        waiting = (edge_id for edge_id in self._ids() if edge_id not in self._stopped)
+        missing = {edge_id: f"token edge {edge_id} did not stop {bound}" for edge_id in waiting}
+        self._unproven |= missing
+        return S.STOPPED, (
+            teardown_timed_out(Component.TOKEN_ENDPOINT, tuple(missing.values())),
+            self._report(),
+        )
+
+    def _proved_late(self, event: EdgeStopped, now: float) -> Outcome[EndpointState]:
+        before = len(self._unproven)
+        self._note(event)
+        return S.STOPPED, (self._report(),) if len(self._unproven) < before else ()
+
+    def _report(self) -> Send:
+        return Send(RUN, EndpointsStopped(tuple(self._unproven.values())))

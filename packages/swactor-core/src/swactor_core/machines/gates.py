@@ -110,9 +110,10 @@ class TxEdge(_Gate, Machine[TxState]):
         Row(T.FAULTED, ObjectProduced, None, (T.FAULTED,)),
         Row(T.STOPPING, ObjectProduced, "_produced_late", (T.STOPPING,)),
         Row(T.STOPPING, StopEdge, None, (T.STOPPING,)),
+        Row(T.STOPPED, EdgeStopped, "_stopped", (T.STOPPED,)),  # proved after its time
         *(
             Row(T.STOPPED, late, None, (T.STOPPED,))
-            for late in (EdgeReady, EdgeFailed, EdgeStopped, ObjectProduced, ProduceObject, StopEdge)
+            for late in (EdgeReady, EdgeFailed, ObjectProduced, ProduceObject, StopEdge)
         ),
     )
 
@@ -177,12 +178,12 @@ class RxEdge(_Gate, Machine[RxState]):
             for late in (EdgeReady, EdgeFailed, ObjectLoaded, ObjectFailed, ObjectConsumed)
         ),
         Row(R.STOPPING, StopEdge, None, (R.STOPPING,)),
+        Row(R.STOPPED, EdgeStopped, "_stopped", (R.STOPPED,)),  # proved after its time
         *(
             Row(R.STOPPED, late, None, (R.STOPPED,))
             for late in (
                 EdgeReady,
                 EdgeFailed,
-                EdgeStopped,
                 ObjectLoaded,
                 ObjectFailed,
                 ObjectConsumed,

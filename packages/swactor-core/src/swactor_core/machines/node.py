@@ -282,7 +282,7 @@ class NodeLife(Machine[NodeState]):
         self, reason: FaultReason, component: Component, detail: str, *, cause: str = ""
     ) -> Outcome[NodeState]:
         self.fault = Fault(reason, component, detail, cause, node_id=self._node_id)
-        fields = {"reason": str(reason), "component": str(component), "detail": detail}
+        fields = {"reason": str(reason), "component": str(component), "cause": cause, "detail": detail}
         return S.FAULTED, (
             *self.cancel_timer("boot"),
             Emit(EventName.NODE_FAULTED, fields),

@@ -305,12 +305,9 @@ class Run(Machine[RunState]):
                 return self._fail(event.fault)
             case NodeLost():
                 self._teardown.note_lost(event.node_id)
-                stage = self._teardown.stage_of(event.node_id)
                 reason = FaultReason.MEMBERSHIP_LOST if event.by_membership else FaultReason.NODE_UNAVAILABLE
                 component = Component.MEMBERSHIP if event.by_membership else Component.NODE
-                return self._fail(
-                    Fault(reason, component, event.detail, node_id=event.node_id, stage_index=stage)
-                )
+                return self._fail(Fault(reason, component, event.detail, node_id=event.node_id))
         raise self.invalid(event)
 
     def _stage_ended(self, event: StageFault | StageStopped, now: float) -> Outcome[RunState]:
@@ -325,10 +322,10 @@ class Run(Machine[RunState]):
         )
 
     def _fail(self, fault: Fault) -> Outcome[RunState]:
-        self.outcome, self.fault = RunOutcome.FAULTED, fault
+        self.outcome, self.fault = RunOutcome.FAULTED, self._teardown.placed(fault)
         return S.FAULTED, (
             *self.cancel_timer("bound"),
-            Emit(EventName.RUN_FAULTED, fault.fields()),
+            Emit(EventName.RUN_FAULTED, self.fault.fields()),
             RunMoved(S.FAULTED),
             Send(ME, Continue()),
         )

@@ -6,8 +6,9 @@ is still to be told, who is waited for, and what the end cannot prove.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from swactor_core.faults import Fault
 from swactor_core.ids import NodeId, StageIndex
 from swactor_core.messages import StageStats, StageStopped
 
@@ -19,10 +20,17 @@ class RunTeardown:
     endpoints_stopped: bool = False
     _gone: set[NodeId] = field(default_factory=set)
     _stopped: dict[StageIndex, StageStopped] = field(default_factory=dict)
+    _of_endpoints: tuple[str, ...] = ()
     _unproven: tuple[str, ...] = ()
 
-    def stage_of(self, node_id: NodeId) -> StageIndex | None:
-        return next((index for index, node in self.nodes.items() if node == node_id), None)
+    def placed(self, fault: Fault) -> Fault:
+        """With the stage of its node, or the node of its stage, where only one of them was known."""
+        stage, node = fault.stage_index, fault.node_id
+        if stage is None and node is not None:
+            stage = next((index for index, of in self.nodes.items() if of == node), None)
+        elif node is None and stage is not None:
+            node = self.nodes.get(stage)
+        return replace(fault, stage_index=stage, node_id=node)
 
     def note_stopped(self, event: StageStopped) -> None:
         self._stopped[event.stage_index] = event
@@ -31,8 +39,8 @@ class RunTeardown:
         self._gone.add(node_id)
 
     def note_endpoints(self, unproven: tuple[str, ...]) -> None:
-        self.endpoints_stopped = True
-        self._unproven += unproven
+        """Said again when a proof comes after its time: the last word counts."""
+        self.endpoints_stopped, self._of_endpoints = True, unproven
 
     def missing(self) -> dict[StageIndex, NodeId]:
         """Stages that have not stopped, on nodes that can still say so."""
@@ -62,7 +70,7 @@ class RunTeardown:
             for index, node in self.nodes.items()
             if node in self._gone and index not in self._stopped
         )
-        return self._unproven + of_stages + with_nodes
+        return self._of_endpoints + self._unproven + of_stages + with_nodes
 
     def stats(self) -> tuple[tuple[StageIndex, StageStats], ...]:
         return tuple((index, stopped.stats) for index, stopped in sorted(self._stopped.items()))

@@ -84,6 +84,7 @@ _LATE = (
     ReleaseFailed,
 )
 _OF_LAST_STEP = (ObjectProduced, StepCompleted)
+_ENDS = (EdgeStopped, RoleReset, WorkerCrashed)
 _OfRole = RoleProgress | RoleConfigured | RoleFailed | RoleReset | StepCompleted | StepFailed
 
 
@@ -124,22 +125,18 @@ class StageController(Machine[StageState]):
         *(Row(state, WorkerCrashed, "_crashed", (S.FAULTED,)) for state in _LIVE),
         *(Row(state, StopRun, "_stop", (S.STOPPING,)) for state in (*_LIVE, S.FAULTED)),
         *(Row(S.FAULTED, late, None, (S.FAULTED,)) for late in _LATE),
-        Row(S.FAULTED, WorkerCrashed, "_note_crash", (S.FAULTED,)),
+        Row(S.FAULTED, WorkerCrashed, "_note", (S.FAULTED,)),
         Row(S.FAULTED, RoleReset, None, (S.FAULTED,)),
-        Row(S.FAULTED, EdgeStopped, "_note_edge_stopped", (S.FAULTED,)),
+        Row(S.FAULTED, EdgeStopped, "_note", (S.FAULTED,)),
         # What the last step brought is on its way to the next stage before the worker says so.
         Row(S.STOPPING, ObjectProduced, "_produced_late", (S.STOPPING,)),
         Row(S.STOPPING, StepCompleted, "_completed_late", (S.STOPPING,)),
         *(Row(S.STOPPING, late, None, (S.STOPPING,)) for late in _LATE if late not in _OF_LAST_STEP),
-        Row(S.STOPPING, EdgeStopped, "_edge_stopped", (S.STOPPING, S.STOPPED)),
-        Row(S.STOPPING, RoleReset, "_role_reset", (S.STOPPING, S.STOPPED)),
-        Row(S.STOPPING, WorkerCrashed, "_role_gone", (S.STOPPING, S.STOPPED)),
+        *(Row(S.STOPPING, end, "_ended", (S.STOPPING, S.STOPPED)) for end in _ENDS),
         Row(S.STOPPING, TimerFired, "_teardown_timeout", (S.STOPPED,)),
         Row(S.STOPPING, StopRun, None, (S.STOPPING,)),
-        *(
-            Row(S.STOPPED, late, None, (S.STOPPED,))
-            for late in (*_LATE, EdgeStopped, RoleReset, WorkerCrashed, StopRun)
-        ),
+        *(Row(S.STOPPED, late, None, (S.STOPPED,)) for late in (*_LATE, StopRun)),
+        *(Row(S.STOPPED, end, "_proved_late", (S.STOPPED,)) for end in _ENDS),
     )
 
     def __init__(self, *, teardown_bound: float) -> None:
@@ -296,25 +293,22 @@ class StageController(Machine[StageState]):
         return self._faulted(event.fault)
 
     def _edge_stopped_early(self, event: EdgeStopped, now: float) -> Outcome[StageState]:
-        self._note_edge_stopped(event, now)
+        self._teardown.note(event)
         return self._fault(FaultReason.STREAM_FAULT, detail=f"edge {event.edge_id} stopped during the run")
 
     def _crashed(self, event: WorkerCrashed, now: float) -> Outcome[StageState]:
-        self._teardown.role_gone = True
+        self._teardown.note(event)
         if event.fatal is not None:
             fatal, component = FaultReason.WORKER_FATAL, Component.WORKER
             detail = event.detail.removeprefix(f"{event.fatal}: ")
             return self._fault(fatal, cause=str(event.fatal), detail=detail, component=component)
         crashed, component = FaultReason.WORKER_CRASHED, Component.GPU_WORKER_CTL
-        return self._fault(crashed, detail=event.detail, component=component)
+        return self._fault(crashed, cause=event.cause, detail=event.detail, component=component)
 
-    def _note_crash(self, event: WorkerCrashed, now: float) -> Outcome[StageState]:
-        self._teardown.role_gone = True
-        return S.FAULTED, ()
-
-    def _note_edge_stopped(self, event: EdgeStopped, now: float) -> Outcome[StageState]:
-        self._teardown.note_edge(event)
-        return S.FAULTED, ()
+    def _note(self, event: EdgeStopped | RoleReset | WorkerCrashed, now: float) -> Outcome[StageState]:
+        if not isinstance(event, RoleReset) or self._of_this_run(event):
+            self._teardown.note(event)
+        return self.state, ()
 
     def _fault(
         self,
@@ -329,9 +323,8 @@ class StageController(Machine[StageState]):
     def _faulted(self, fault: Fault) -> Outcome[StageState]:
         plan = self.provisioned
         placed = replace(fault, stage_index=plan.stage_index)
-        fields = {"reason": str(fault.reason), "component": str(fault.component), "detail": fault.detail}
         return S.FAULTED, (
-            Emit(EventName.STAGE_FAULTED, fields),
+            Emit(EventName.STAGE_FAULTED, placed.fields()),
             Send(ORCHESTRATOR, StageFault(plan.run_id, plan.stage_index, placed)),
         )
 
@@ -360,39 +353,33 @@ class StageController(Machine[StageState]):
         ours = self._of_this_run(event) and event.step_id == self._steps.step_id
         return S.STOPPING, self._steps.late_end(event) if ours else ()
 
-    def _edge_stopped(self, event: EdgeStopped, now: float) -> Outcome[StageState]:
-        self._note_edge_stopped(event, now)
-        return self._if_stopped()
-
-    def _role_reset(self, event: RoleReset, now: float) -> Outcome[StageState]:
-        if not self._of_this_run(event):
-            return S.STOPPING, ()
-        self._teardown.role_gone = True
-        return self._if_stopped()
-
-    def _role_gone(self, event: WorkerCrashed, now: float) -> Outcome[StageState]:
-        self._teardown.role_gone = True
+    def _ended(self, event: EdgeStopped | RoleReset | WorkerCrashed, now: float) -> Outcome[StageState]:
+        self._note(event, now)
         return self._if_stopped()
 
     def _check_self(self) -> tuple[Action, ...]:
         """Everything may have stopped before StopRun came: then this EdgeStopped, told again, ends it."""
-        plan = self.provisioned
-        if self._teardown.stopped(plan.inbound.edge_id):
-            return (Send(Address(Component.STAGE_CONTROLLER), EdgeStopped(plan.inbound.edge_id)),)
-        return ()
+        said = self._teardown.stopped(self.provisioned.inbound.edge_id)
+        return () if said is None else (Send(Address(Component.STAGE_CONTROLLER), said),)
 
     def _if_stopped(self) -> Outcome[StageState]:
         if not self._teardown.complete:
             return S.STOPPING, ()
-        return S.STOPPED, (*self.cancel_timer("teardown"), *self._stopped_report())
+        return S.STOPPED, (*self.cancel_timer("teardown"), *self._stopped())
 
     def _teardown_timeout(self, event: TimerFired, now: float) -> Outcome[StageState]:
         missing = self._teardown.give_up(self._teardown_bound)
         timed_out = teardown_timed_out(Component.STAGE_CONTROLLER, missing)
-        return S.STOPPED, (timed_out, *self._stopped_report())
+        return S.STOPPED, (timed_out, *self._stopped())
 
-    def _stopped_report(self) -> tuple[Action, ...]:
-        plan = self.provisioned
-        stopped = StageStopped(plan.run_id, plan.stage_index, self._steps.stats, self._teardown.unproven)
-        said = Emit(EventName.STAGE_STOPPED, {"unproven": list(self._teardown.unproven)})
-        return said, Send(ORCHESTRATOR, stopped)
+    def _proved_late(self, event: EdgeStopped | RoleReset | WorkerCrashed, now: float) -> Outcome[StageState]:
+        before = len(self._teardown.unproven)
+        self._note(event, now)
+        return S.STOPPED, (self._report(),) if len(self._teardown.unproven) < before else ()
+
+    def _stopped(self) -> tuple[Action, ...]:
+        return Emit(EventName.STAGE_STOPPED, {"unproven": list(self._teardown.unproven)}), self._report()
+
+    def _report(self) -> Send:
+        plan, unproven = self.provisioned, self._teardown.unproven
+        return Send(ORCHESTRATOR, StageStopped(plan.run_id, plan.stage_index, self._steps.stats, unproven))

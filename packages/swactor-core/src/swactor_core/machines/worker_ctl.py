@@ -230,7 +230,7 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
 
     def _unanswered(self, event: TimerFired, now: float) -> Outcome[WorkerCtlState]:
         detail = f"the worker did not answer within {self._policy.answer_timeout:g} s"
-        return S.CRASHED, self._crash(detail, now, kill=True)
+        return S.CRASHED, self._crash(WorkerCrashed(self.generation, detail), now, kill=True)
 
     def _hint(self, event: RingReadable | RingWritable, now: float) -> Outcome[WorkerCtlState]:
         if event.ring_id not in self.rings:
@@ -242,8 +242,8 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
         if event.generation != self.generation:
             return S.RUNNING, self._stale()
         if isinstance(inner, WorkerFatal):
-            detail = f"{inner.reason}: {inner.detail}"
-            return S.CRASHED, self._crash(detail, now, kill=True, fatal=inner.reason)
+            fatal = WorkerCrashed(self.generation, f"{inner.reason}: {inner.detail}", inner.reason)
+            return S.CRASHED, self._crash(fatal, now, kill=True)
         return S.RUNNING, self._routed(inner)
 
     def _routed(self, inner: object) -> tuple[Action, ...]:
@@ -265,21 +265,19 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
         if event.worker_generation != self.generation or event.kind is ProcessNotificationKind.STARTED:
             return S.RUNNING, ()
         kill = event.kind is ProcessNotificationKind.ERROR
-        crash = self._crash(event.detail, now, kill=kill)
+        crashed = WorkerCrashed(self.generation, event.detail, cause=event.cause)
+        crash = self._crash(crashed, now, kill=kill)
         if not kill:  # the process is already reaped: the notification that Crashed waits for is this one
             crash = (*crash, Send(ME, event))
         return S.CRASHED, crash
 
-    def _crash(
-        self, detail: str, now: float, *, kill: bool, fatal: WorkerFatalReason | None = None
-    ) -> tuple[Action, ...]:
-        self._why = detail
-        crashed = WorkerCrashed(self.generation, detail, fatal)
+    def _crash(self, crashed: WorkerCrashed, now: float, *, kill: bool) -> tuple[Action, ...]:
+        self._why = crashed.detail
         return (
             *self._waits_no_more(),
             *((KillWorker(self.generation),) if kill else ()),
             self.set_timer("bound", now + self._policy.kill_timeout),
-            *self._ended(detail),
+            *self._ended(crashed.detail),
             Send(NODE, crashed),
             *crash_words(crashed, self.rings.values(), exited=not kill),
         )

@@ -163,11 +163,12 @@ class ReleaseFailed:
 @dataclass(frozen=True, slots=True)
 class WorkerCrashed:
     """Synthesised by GpuWorkerCtl after process exit, process error or a broken control stream, and after a
-    WorkerFatal, whose reason is `fatal`."""
+    WorkerFatal, whose reason is `fatal`. `cause` as in a Fault, where the process adapter knows one."""
 
     worker_generation: WorkerGeneration
     detail: str
     fatal: WorkerFatalReason | None = None
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +197,13 @@ class ProcessNotificationKind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class ProcessNotification:
     """From the process adapter, for the process of `generation` only. `detail` is exit status or error and
-    the end of stderr."""
+    the end of stderr, `cause` as in a Fault, where one is known."""
 
     worker_generation: WorkerGeneration
     kind: ProcessNotificationKind
     pid: int = 0
     detail: str = ""
+    cause: str = ""
 
 
 WORKER_EVENTS = (

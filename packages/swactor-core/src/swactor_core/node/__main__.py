@@ -36,6 +36,8 @@ def main() -> int:
     logging.basicConfig(level=os.environ.get("SWACTOR_LOG", "WARNING"), format="%(name)s: %(message)s")
     try:
         line = _read_line(sys.stdin.fileno())
+        if not line:  # the parent started this process ahead, and had no use for it
+            return 0
         settings = validated(NodeSettings, json.loads(line), origin="node settings")
         plugins = load_plugins(blocked=settings.plugins.blocked)
         stdin = sys.stdin.fileno()

@@ -126,6 +126,7 @@ class EdgeEstablisher:
         identities: Callable[[], dict[str, Any]],
     ) -> None:
         self.records: dict[EdgeId, EdgeRecord] = {}
+        self._forgotten: set[EdgeId] = set()
         self._system = system
         self._bus = bus
         self._ring_host = ring_host
@@ -199,11 +200,20 @@ class EdgeEstablisher:
         self._system.spawn(address, actor)
 
     def forget(self, edge_ids: tuple[EdgeId, ...]) -> None:
-        """Drops ended edges after their run; late messages for them become dead letters."""
+        """Drops edges after their run; late messages for them become dead letters. The record of one that has
+        not ended stays until a later call finds that it has: without it nobody would give its range back."""
         for edge_id in edge_ids:
-            if self.records.pop(edge_id, None) is not None:
-                for component in (Component.EDGE_ESTABLISHER, Component.TX_EDGE, Component.RX_EDGE):
-                    self._system.stop(Address(component, edge_id))
+            for component in (Component.TX_EDGE, Component.RX_EDGE):
+                self._system.stop(Address(component, edge_id))
+        self._forgotten.update(edge_ids)
+        for edge_id in [edge_id for edge_id in self._forgotten if self._is_over(edge_id)]:
+            self._forgotten.discard(edge_id)
+            self.records.pop(edge_id, None)
+            self._system.stop(self._record(edge_id))
+
+    def _is_over(self, edge_id: EdgeId) -> bool:
+        record = self.records.get(edge_id)
+        return record is None or record.ended
 
 
 class Driver:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from swactor_core.errors import ConfigError, ResourceError
@@ -31,18 +32,35 @@ def state_directory() -> Path:
 
 
 def load_or_create_seed(path: Path) -> bytes:
-    """The seed in `path`, created with mode 0600 when absent. Raises ConfigError for a loose mode."""
+    """The seed in `path`, created with mode 0600 when absent. The file is whole from its first moment: of
+    several processes that start at once one makes the key, and all have it. Raises ConfigError, also for a
+    loose mode."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return _load(path)
+        if not path.exists():
+            _create(path)
     except OSError as error:
         raise ConfigError(f"key file {str(path)!r}: {error.strerror}", hint="set SWACTOR_STATE_DIR") from None
-    seed = secrets.token_bytes(SEED_BYTES)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(seed.hex() + "\n")
-    return seed
+    return _load(path)
+
+
+def _create(path: Path) -> None:
+    """Writes a fresh seed beside `path` and links it there, unless another process was faster."""
+    descriptor, unnamed = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # of mode 0600
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_bytes(SEED_BYTES).hex() + "\n")
+            file.flush()
+            os.fsync(descriptor)
+        with contextlib.suppress(FileExistsError):
+            os.link(unnamed, path)
+    finally:
+        os.unlink(unnamed)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _load(path: Path) -> bytes:
@@ -64,7 +82,7 @@ def _load(path: Path) -> bytes:
     return seed
 
 
-@contextmanager
+@contextlib.contextmanager
 def key_in_use(path: Path) -> Iterator[None]:
     """Holds the key of an existing key file for this process: a second life of one identity on this machine
     would displace the first. Raises ResourceError when another process has it; the end of that frees it."""

@@ -128,6 +128,7 @@ class Node:
                 arena_name=choice.arena,
                 blocked=choice.blocked,
                 arena=self._arena_fd,
+                lost_page=self.stages.lost_page,
             )
         ctl = GpuWorkerCtl(
             WorkerPolicy(),

@@ -26,6 +26,7 @@ from swactor_core.machines.stage import StageController, StageState
 from swactor_core.machines.stage_effects import ModelFetch, ModelOpened, ModelRefused, OpenModel
 from swactor_core.messages import Address, ProvisionStage, StageFault, StageStopped, StopRun
 from swactor_core.node.data_plane import DataPlane
+from swactor_core.node.model_files import FileFacts, explain_lost_page, facts_of
 from swactor_core.observe.bus import EventBus
 from swactor_core.spi.loader import Loader
 from swactor_core.spi.worker import StageConfig
@@ -62,12 +63,17 @@ class StageHost:
         self.controller: StageController | None = None
         # The latest, known here from its arrival on: the controller takes it in its own turn.
         self._provision: ProvisionStage | None = None
+        self._files: tuple[FileFacts, ...] = ()
         self.refused = 0
 
     def identities(self) -> dict[str, Any]:
         """Of the active run, for events of this node's edges and stage."""
         plan = self._provision
         return {} if plan is None else {"run_id": plan.run_id, "stage_index": plan.stage_index}
+
+    def lost_page(self) -> tuple[str, str]:
+        """Why a page of the model's files could not be read, as `explain_lost_page` says it."""
+        return explain_lost_page(self._files)
 
     @property
     def active(self) -> bool:
@@ -91,7 +97,7 @@ class StageHost:
             self._to_orchestrator(StageStopped(message.run_id, message.stage_index))
             return
         self._forget_last()
-        self._provision = message
+        self._provision, self._files = message, ()
         self.controller = StageController(teardown_bound=TEARDOWN_BOUND)
         actor = MachineActor(
             self._system,
@@ -153,13 +159,15 @@ class StageHost:
             loop.call_soon_threadsafe(tell, ModelFetch(done, total))
 
         try:
-            config = await asyncio.to_thread(self._stage_config, provision, progress)
+            config, files = await asyncio.to_thread(self._stage_config, provision, progress)
         except _NoLongerWanted:
             return
         except SwactorError as error:
             cause = error.cause if isinstance(error, ModelError) else ModelFailure.REFUSED
             tell(ModelRefused(error.line, cause))
         else:
+            if self._provision is provision:
+                self._files = files
             tell(ModelOpened(config))
         finally:
             ended.set()
@@ -175,7 +183,7 @@ class StageHost:
 
     def _stage_config(
         self, provision: ProvisionStage, progress: Callable[[int, int], None]
-    ) -> dict[str, Any]:
+    ) -> tuple[dict[str, Any], tuple[FileFacts, ...]]:
         source = provision.gguf_source
         layers = provision.layer_start, provision.layer_end_exclusive
         model = self._loader.open(self._loader.resolve(source.uri, progress), progress)
@@ -198,8 +206,9 @@ class StageHost:
                 )
             manifest = model.manifest(*layers)
             model.fetch(*layers, progress=progress)
+            files = facts_of(tensor.path for tensor in manifest.tensors)
             config = stage_config(provision, manifest)
         finally:
             model.close()
         dumped: dict[str, Any] = _STAGE_CONFIG.dump_python(config, mode="json")
-        return dumped
+        return dumped, files

@@ -38,7 +38,8 @@ _COMMANDS = MessageCodec(WORKER_COMMANDS)
 
 
 class WorkerProcess:
-    """At most one live child. `arena` gives (fd, ceiling) once the arena stands."""
+    """At most one live child. `arena` gives (fd, ceiling) once the arena stands; `lost_page` is asked why a
+    page of what the child had mapped could not be read, and gives words and a fault's cause."""
 
     def __init__(
         self,
@@ -48,12 +49,14 @@ class WorkerProcess:
         arena_name: str,
         blocked: tuple[str, ...],
         arena: Callable[[], tuple[int, int]],
+        lost_page: Callable[[], tuple[str, str]] = lambda: ("", ""),
     ) -> None:
         self._system = system
         self._arguments = ["--worker", worker, "--arena", arena_name]
         for name in blocked:
             self._arguments += ["--block-plugin", name]
         self._arena = arena
+        self._lost_page = lost_page
         self._process: asyncio.subprocess.Process | None = None
         self._generation = WorkerGeneration(0)
 
@@ -68,9 +71,15 @@ class WorkerProcess:
                 self._kill(generation)
 
     def _notify(
-        self, generation: WorkerGeneration, kind: ProcessNotificationKind, pid: int, detail: str
+        self,
+        generation: WorkerGeneration,
+        kind: ProcessNotificationKind,
+        pid: int,
+        detail: str,
+        *,
+        cause: str = "",
     ) -> None:
-        self._system.tell(ME, ProcessNotification(generation, kind, pid, detail))
+        self._system.tell(ME, ProcessNotification(generation, kind, pid, detail, cause))
 
     def _write(self, generation: WorkerGeneration, command: object) -> None:
         process = self._process
@@ -133,13 +142,17 @@ class WorkerProcess:
             _close_pipes(process)
             if self._process is process:
                 self._process = None
-        detail = f"the worker process {process.pid} {exit_text(process.returncode)}"
+        lost, cause = self._lost_page() if process.returncode == -signal.SIGBUS else ("", "")
+        detail = (
+            f"the worker process {process.pid} {exit_text(process.returncode)}{f': {lost}' if lost else ''}"
+        )
         last = talk[-1] if talk else ""
         self._notify(
             generation,
             ProcessNotificationKind.EXITED,
             process.pid,
             f"{detail}{f'; it said: {last}' if last else ''}",
+            cause=cause,
         )
 
     def _bad_event(self, generation: WorkerGeneration, why: str) -> None:

@@ -14,7 +14,7 @@ import os
 import secrets
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from swactor_core.codec import CodecError
@@ -40,13 +40,65 @@ class _Child:
     watcher: asyncio.Task[None]
 
 
+async def _spawn() -> asyncio.subprocess.Process:
+    """A node process that waits for its settings. Raises OSError."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "swactor_core.node",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "SWACTOR_PARENT": str(os.getpid())},
+    )
+
+
+class NodesAhead:
+    """Node processes of a pool to come, started before anybody knows what they are to do: they import what
+    they need while the caller opens the model. A pool takes them; `close` ends those that none took."""
+
+    def __init__(self) -> None:
+        self._waiting: list[asyncio.subprocess.Process] = []
+
+    async def start(self, nodes: int) -> None:
+        """As many as the pool will have nodes, but no more than there are cores: more would keep the caller
+        from its own work. One that cannot be started is left to the pool to try, and to report."""
+        with contextlib.suppress(OSError):
+            for _ in range(min(nodes, len(os.sched_getaffinity(0)))):
+                self._waiting.append(await _spawn())
+
+    def take(self) -> asyncio.subprocess.Process | None:
+        while self._waiting:
+            process = self._waiting.pop(0)
+            if process.returncode is None:
+                return process
+        return None
+
+    async def close(self) -> None:
+        """Ends what still waits; there is nothing in it to be lost."""
+        left, self._waiting = self._waiting, []
+        for process in left:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        waits = [asyncio.ensure_future(process.wait()) for process in left]
+        if waits:
+            await asyncio.wait(waits, timeout=KILL_BOUND)
+        for process in left:
+            _close_pipes(process)
+
+
 class LocalPool:
     """Before `stop`, `on_report(node_id, message)` gets a faulted child's last words, then `on_exit(node_id,
-    detail)` hears of its end."""
+    detail)` hears of its end. Processes of `ahead` are used first."""
 
     def __init__(
-        self, on_report: Callable[[NodeId, object], None], on_exit: Callable[[NodeId, str], None]
+        self,
+        on_report: Callable[[NodeId, object], None],
+        on_exit: Callable[[NodeId, str], None],
+        *,
+        ahead: NodesAhead | None = None,
     ) -> None:
+        self._ahead = ahead or NodesAhead()
         self._on_report = on_report
         self._on_exit = on_exit
         self._children: list[_Child] = []
@@ -54,17 +106,8 @@ class LocalPool:
 
     async def start(self, settings: NodeSettings, node_id: NodeId) -> None:
         """Starts one node process. Raises ResourceError."""
-        environment = {**os.environ, "SWACTOR_PARENT": str(os.getpid())}
         try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "swactor_core.node",
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=environment,
-            )
+            process = self._ahead.take() or await _spawn()
         except OSError as error:
             raise ResourceError(f"cannot start node {settings.name!r}: {error}") from None
         assert process.stdin is not None
@@ -122,20 +165,24 @@ class LocalPool:
         for child in self._children:
             await asyncio.wait((child.watcher,), timeout=1.0)
             child.watcher.cancel()
-            transport = getattr(child.process, "_transport", None)
-            if transport is not None:
-                transport.close()
+            _close_pipes(child.process)
 
-    def kill(self) -> None:
-        """Ends every node at once; their workers die with them."""
+    def kill(self, nodes: Container[NodeId] | None = None) -> None:
+        """Ends these nodes at once, or all; their workers die with them."""
         for child in self._children:
-            if child.process.returncode is None:
+            if child.process.returncode is None and (nodes is None or child.node_id in nodes):
                 with contextlib.suppress(ProcessLookupError):
                     child.process.kill()
 
     @property
     def pids(self) -> tuple[int, ...]:
         return tuple(child.process.pid for child in self._children)
+
+
+def _close_pipes(process: asyncio.subprocess.Process) -> None:
+    transport = getattr(process, "_transport", None)
+    if transport is not None:
+        transport.close()
 
 
 def new_cluster(orchestrator_key: bytes, seeds: tuple[str, ...] = ()) -> ClusterConfig:

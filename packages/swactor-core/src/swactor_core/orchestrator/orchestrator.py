@@ -65,6 +65,7 @@ from swactor_core.orchestrator.links import POOL, NodeLink
 from swactor_core.plan import GgufSource, RunPlan, SamplingPolicy, TokenOutputPolicy
 from swactor_core.planner import EdgeIdAllocator, NodeCapacity, RuntimeChoices, plan_run
 from swactor_core.plugins import Plugins
+from swactor_core.specs import PREFILL_CHUNK
 from swactor_core.spi.loader import ModelFacts
 from swactor_core.spi.membership import Member, Membership, MembershipContext, MemberState
 from swactor_core.spi.provider import Kind
@@ -99,7 +100,7 @@ class RunRequest:
     sampling: SamplingPolicy = field(default_factory=SamplingPolicy)
     token_output_policy: TokenOutputPolicy = TokenOutputPolicy.TOKEN_IDS
     token_count: int = 0
-    prefill_chunk: int = 32
+    prefill_chunk: int = PREFILL_CHUNK
     bounds: RunBounds = field(default_factory=RunBounds)
     ring_capacity: int | None = None
 
@@ -383,6 +384,11 @@ class Orchestrator:
             self.system.tell(POOL, evidence)
         else:
             self._before_run.append(evidence)
+
+    def dead_nodes(self) -> frozenset[NodeId]:
+        """Those that membership has given up."""
+        members = self._membership.members() if self._membership is not None else ()
+        return frozenset(member.node_id for member in members if member.state is MemberState.DEAD)
 
     def shutdown_nodes(self) -> None:
         """Asks every linked node to end; for pools that belong to this orchestrator."""

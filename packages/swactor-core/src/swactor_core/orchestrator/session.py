@@ -19,7 +19,7 @@ from swactor_core.node.addresses import advertised_host
 from swactor_core.observe.bus import Sink
 from swactor_core.orchestrator.endpoint import LogitsSink
 from swactor_core.orchestrator.inline_pool import InProcessPool
-from swactor_core.orchestrator.local_pool import LocalPool, new_cluster
+from swactor_core.orchestrator.local_pool import LocalPool, NodesAhead, new_cluster
 from swactor_core.orchestrator.orchestrator import (
     Orchestrator,
     PoolBounds,
@@ -30,6 +30,8 @@ from swactor_core.orchestrator.orchestrator import (
 from swactor_core.plugins import Plugins
 from swactor_core.spi.provider import Kind
 
+# All nodes are this session's own processes: a short look suffices to see that the view is stable.
+LOCAL_POOL = PoolBounds(convergence_window=0.05)
 # A local node's death is known from its process at once; membership and transport need not be quick to accuse
 # a process that kernel compilers on the same cores keep from running. Their probes are all that a waiting run
 # does: at this pace all its processes together stay below a hundredth of a core.
@@ -84,8 +86,11 @@ class LocalSession(_Session):
         memory_bytes: int | None = None,
         objects: bool = False,
         sinks: tuple[Sink, ...] = (),
+        ahead: NodesAhead | None = None,
     ) -> None:
+        """`ahead` may hold node processes that were started before; closing it is the caller's."""
         super().__init__(sinks)
+        self._pool = LOCAL_POOL
         if nodes < 1:
             raise UsageError(f"{nodes} nodes", hint="a pipeline needs at least one")
         self._plugins = plugins
@@ -99,7 +104,7 @@ class LocalSession(_Session):
         self.pool: LocalPool | InProcessPool = (
             InProcessPool(plugins, self._child_said, self._child_ended)
             if nodes_in_process(plugins, choice)
-            else LocalPool(self._child_said, self._child_ended)
+            else LocalPool(self._child_said, self._child_ended, ahead=ahead)
         )
 
     def _child_said(self, node_id: NodeId, message: object) -> None:
@@ -165,6 +170,8 @@ class LocalSession(_Session):
 
     async def _end(self) -> None:
         self.orchestrator.shutdown_nodes()
+        if isinstance(self.pool, LocalPool):
+            self.pool.kill(self.orchestrator.dead_nodes())  # who does not hear would be waited for in vain
         await self.pool.stop()
         await self.orchestrator.close()
 

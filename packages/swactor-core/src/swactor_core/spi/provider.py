@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from swactor_core.spi.loader import ModelCache, StageManifest
+    from swactor_core.spi.storage import Storage
 
 API_LEVEL = 1
 
@@ -55,7 +56,7 @@ class Provider:
     that its `configure` would refuse in one stage, and for no other; it opens no file and looks at no device.
     None where a worker cannot tell beforehand. Its `memory` says what settings do to the memory of a stage;
     None: nothing is said. A loader's `cache()` gives what it keeps on this machine's
-    disk; None where it keeps nothing.
+    disk; None where it keeps nothing. `storage()` of any kind gives what else is kept there.
     """
 
     kind: Kind
@@ -67,6 +68,7 @@ class Provider:
     check_model: Callable[[StageManifest, int], None] | None = None
     memory: StageMemoryOf | None = None
     cache: Callable[[], ModelCache] | None = None
+    storage: Callable[[], Storage] | None = None
 
     @property
     def crosses_processes(self) -> bool:

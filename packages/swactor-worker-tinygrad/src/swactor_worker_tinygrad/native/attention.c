@@ -10,35 +10,70 @@
  * context floats a thread), window or 0, cap of the scores (bits of an f32) or 0. */
 #define QUERIES 4
 #define WIDE 4
+/* how many of many queries take how many tiles of keys at once: their sums stay in registers */
+#if defined(__AVX512F__)
+#define SCORED 4
+#define TOGETHER 4
+#elif defined(__AVX__) || defined(__aarch64__)
+#define SCORED 4
+#define TOGETHER 1
+#else
+#define SCORED 2
+#define TOGETHER 1
+#endif
 
-/* Scores of `count` queries with every key of the first `tiles` tiles. */
-INLINE void score(float *shares, u64 stride, const float *const *q, const float *keys, u64 width, u64 tiles, int count,
-                  float scale) {
-  for (u64 tile = 0; tile < tiles; tile++) {
-    floats total[QUERIES];
-    for (int i = 0; i < count; i++) total[i] = (floats){0};
-    for (u64 d = 0; d < width; d++, keys += LANES) {
-      const floats key = load(keys);
+/* Scores of `count` queries with every key of `wide` tiles. */
+INLINE void score_tiles(float *shares, u64 stride, const float *const *q, const float *keys, u64 width, int count,
+                        int wide, float scale) {
+  floats total[QUERIES][WIDE];
+  for (int i = 0; i < count; i++)
+    for (int t = 0; t < wide; t++) total[i][t] = (floats){0};
+  for (u64 d = 0; d < width; d++)
 #pragma clang loop unroll(full)
-      for (int i = 0; i < count; i++) total[i] += key * q[i][d];
+    for (int t = 0; t < wide; t++) {
+      const floats key = load(keys + (t * width + d) * LANES);
+#pragma clang loop unroll(full)
+      for (int i = 0; i < count; i++) total[i][t] += key * q[i][d];
     }
-    for (int i = 0; i < count; i++) store(shares + i * stride + tile * LANES, total[i] * scale);
-  }
+  for (int i = 0; i < count; i++)
+    for (int t = 0; t < wide; t++) store(shares + i * stride + t * LANES, total[i][t] * scale);
 }
 
-/* As `score` for one query, four tiles at a time: the same sums, without waiting for each. */
-INLINE void score_one(float *shares, const float *q, const float *keys, u64 width, u64 tiles, float scale) {
+/* Scores of `count` queries with every key of the first `tiles` tiles, `wide` tiles at a time: the same sums, without
+ * waiting for each. */
+INLINE void score(float *shares, u64 stride, const float *const *q, const float *keys, u64 width, u64 tiles, int count,
+                  int wide, float scale) {
   const u64 size = width * LANES;
   u64 tile = 0;
-  for (; tile + WIDE <= tiles; tile += WIDE, keys += WIDE * size) {
-    floats total[WIDE];
-    for (int i = 0; i < WIDE; i++) total[i] = (floats){0};
-    for (u64 d = 0; d < width; d++)
-#pragma clang loop unroll(full)
-      for (int i = 0; i < WIDE; i++) total[i] += load(keys + i * size + d * LANES) * q[d];
-    for (int i = 0; i < WIDE; i++) store(shares + (tile + i) * LANES, total[i] * scale);
+  for (; tile + wide <= tiles; tile += wide, keys += wide * size, shares += wide * LANES)
+    score_tiles(shares, stride, q, keys, width, count, wide, scale);
+  if (wide > 2 && tile + 2 <= tiles) {
+    score_tiles(shares, stride, q, keys, width, count, 2, scale);
+    tile += 2, keys += 2 * size, shares += 2 * LANES;
   }
-  score(shares + tile * LANES, 0, &q, keys, width, tiles - tile, 1, scale);
+  for (; tile < tiles; tile++, keys += size, shares += LANES)
+    score_tiles(shares, stride, q, keys, width, count, 1, scale);
+}
+
+INLINE floats greater(floats a, floats b) {
+  const ints more = b > a;
+  return (floats)(((ints)b & more) | ((ints)a & ~more));
+}
+
+INLINE float greatest(floats v) {
+  v = greater(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  v = greater(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+  v = greater(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+  v = greater(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+  return v[0];
+}
+
+/* Makes those of a tile's scores, the first being that of row `row`, minus infinity that are not of from..seen. */
+INLINE void hide(float *shares, u64 row, u64 from, u64 seen) {
+  const ints place = (ints){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + (int32_t)row;
+  const ints out = (place < (int32_t)from) | (place >= (int32_t)seen);
+  const floats none = (floats){0} - __builtin_inff();
+  store(shares + row, (floats)(((ints)load(shares + row) & ~out) | ((ints)none & out)));
 }
 
 /* Turns the scores from..seen into exponentials and gives one over their sum; those before and after, in the tiles
@@ -46,18 +81,13 @@ INLINE void score_one(float *shares, const float *q, const float *keys, u64 widt
 INLINE float weigh(float *shares, u64 from, u64 seen, u64 first, u64 tiles, float cap) {
   if (cap != 0)
     for (u64 j = first * LANES; j < tiles * LANES; j += LANES) store(shares + j, capped(load(shares + j), cap));
-  for (u64 j = first * LANES; j < from; j++) shares[j] = -__builtin_inff();
-  for (u64 j = seen; j < tiles * LANES; j++) shares[j] = -__builtin_inff();
+  for (u64 j = first * LANES; j < from; j += LANES) hide(shares, j, from, seen);
+  for (u64 j = seen / LANES * LANES; j < tiles * LANES; j += LANES) hide(shares, j, from, seen);
   floats most = load(shares + first * LANES), totals = {0};
-  for (u64 j = (first + 1) * LANES; j < tiles * LANES; j += LANES) {
-    const floats x = load(shares + j);
-    const ints more = x > most;
-    most = (floats)(((ints)x & more) | ((ints)most & ~more));
-  }
-  float top = most[0];
-  for (int i = 1; i < LANES; i++) top = most[i] > top ? most[i] : top;
+  for (u64 j = (first + 1) * LANES; j < tiles * LANES; j += LANES) most = greater(most, load(shares + j));
+  const float top = greatest(most);
   for (u64 j = first * LANES; j < tiles * LANES; j += LANES) {
-    const floats e = exponential(load(shares + j) - top); /* a NaN among the scores stays one */
+    const floats e = exponential_below(load(shares + j) - top); /* a NaN among the scores stays one */
     store(shares + j, e);
     totals += e;
   }
@@ -106,8 +136,12 @@ INLINE void attend(const u64 *a, u64 head, u64 query, int count, float *shares) 
   const u64 first = from[0] / LANES, most = seen[count - 1], tiles = (most + LANES - 1) / LANES;
   keys += first * LANES * key_dim;
   values += first * LANES * value_dim;
-  if (count == 1) score_one(shares + first * LANES, q[0], keys, key_dim, tiles - first, scale.f);
-  else score(shares + first * LANES, context, q, keys, key_dim, tiles - first, count, scale.f);
+#pragma clang loop unroll(full)
+  for (int i = 0; i < count; i += SCORED) {
+    const int some = count - i < SCORED ? count - i : SCORED;
+    score(shares + i * context + first * LANES, context, q + i, keys, key_dim, tiles - first, some,
+          some == 1 ? WIDE : TOGETHER, scale.f);
+  }
   for (int i = 0; i < count; i++) whole[i] = weigh(shares + i * context, from[i], seen[i], first, tiles, cap.f);
   shares += first * LANES;
   const u64 length = most - first * LANES;

@@ -72,11 +72,28 @@ INLINE float sum(floats v) {
   return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
-/* exp to about 1 ulp, 0 below -87.3 and 2e38 above 88.3: range reduction by multiples of ln 2, then the polynomial of Cephes' expf. */
-INLINE floats exponential(floats x) {
-  const floats least = (floats){0} - 87.3f, most = (floats){0} + 88.3f;
-  const ints low = x < least, high = x > most; /* both false for NaN, which goes through */
-  x = (floats)(((ints)x & ~(low | high)) | ((ints)least & low) | ((ints)most & high));
+/* What `combine` makes of the lanes of each of sixteen vectors, in the order of `sum`: lane 4t + k is of v[4k + t]. */
+#define ACROSS(name, vector, combine)                                                                       \
+  INLINE vector name(const vector *v) {                                                                     \
+    vector half[8], quarter[4], pair[2];                                                                    \
+    for (int i = 0; i < 8; i++)                                                                             \
+      half[i] = combine(BOTH(v, i, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),                 \
+                        BOTH(v, i, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31));          \
+    for (int i = 0; i < 4; i++)                                                                             \
+      quarter[i] = combine(BOTH(half, i, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),         \
+                           BOTH(half, i, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31));      \
+    for (int i = 0; i < 2; i++)                                                                             \
+      pair[i] = combine(BOTH(quarter, i, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),         \
+                        BOTH(quarter, i, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31));      \
+    return combine(BOTH(pair, 0, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30),                \
+                   BOTH(pair, 0, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31));               \
+  }
+#define BOTH(v, i, ...) __builtin_shufflevector((v)[2 * (i)], (v)[2 * (i) + 1], __VA_ARGS__)
+#define ADDED(a, b) ((a) + (b))
+ACROSS(sums, floats, ADDED)
+
+/* exp for -87.3 <= x <= 88.3: range reduction by multiples of ln 2, then the polynomial of Cephes' expf. */
+INLINE floats exponential_within(floats x) {
   floats n = (x * 1.44269504088896341f + 12582912.0f) - 12582912.0f;
   floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
   floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -86,7 +103,23 @@ INLINE floats exponential(floats x) {
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
   ints exponent = (__builtin_convertvector(n, ints) + 127) << 23;
-  return (floats)((ints)(p * (floats)exponent) & ~low);
+  return p * (floats)exponent;
+}
+
+/* exp to about 1 ulp, 0 below -87.3 and 2e38 above 88.3; a NaN goes through, both comparisons being false. */
+INLINE floats exponential(floats x) {
+  const floats least = (floats){0} - 87.3f, most = (floats){0} + 88.3f;
+  const ints low = x < least, high = x > most;
+  x = (floats)(((ints)x & ~(low | high)) | ((ints)least & low) | ((ints)most & high));
+  return (floats)((ints)exponential_within(x) & ~low);
+}
+
+/* The same for what is not above 88.3. */
+INLINE floats exponential_below(floats x) {
+  const floats least = (floats){0} - 87.3f;
+  const ints low = x < least;
+  x = (floats)(((ints)x & ~low) | ((ints)least & low));
+  return (floats)((ints)exponential_within(x) & ~low);
 }
 
 /* cap * tanh(x / cap), which is x for small x and never beyond the cap. */
