@@ -94,7 +94,7 @@ def test_an_existing_cluster_file_is_kept(call: Any, home: Path) -> None:
     ("arguments", "word"),
     [
         (["--nodes", " , "], "names no node"),
-        (["--nodes", "a=xyz"], "cluster.nodes.0.public_key"),
+        (["--nodes", "a=xyz"], "'xyz' is no public key of node 'a'"),
         (["--nodes", "a,a"], "two nodes"),
         (["--nodes", "a/b"], "cannot be a name"),
         (["--nodes", "a", "--seed", "nowhere"], "host:port"),

@@ -170,3 +170,9 @@ def test_wrong_worker_options_are_refused_as_in_a_run(call: Any, home: Path) -> 
         assert words in said.err
     said = call("plan", model, "--memory", "8GiB", "--cluster", cluster_of(home, None, None))
     assert said.code == 2
+
+
+def test_a_prompt_beyond_all_bounds_is_refused_with_both_numbers(call: Any) -> None:
+    said = call("plan", TINY / "llama-tied.gguf", "--prompt-tokens", 10**20)
+    assert (said.code, said.out) == (2, "")
+    assert f"the prompt has {10**20} tokens and 'llama-tied' a context of 512" in said.err

@@ -47,6 +47,15 @@ RUN = {
 }
 
 
+def test_a_level_of_talk_that_is_none(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ["run", MODEL, "--worker", "echo", "--prompt-ids", "1", "--max-tokens", "1"]
+    monkeypatch.setenv("SWACTOR_LOG", "garbage")
+    refused(call(*run), "SWACTOR_LOG is 'GARBAGE'", "WARNING")
+    for level in ("", "info"):
+        monkeypatch.setenv("SWACTOR_LOG", level)
+        assert call(*run).code == 0
+
+
 def test_worker_options_are_numbers_or_text_and_the_device_is_one_of_them() -> None:
     from swactor_cli.worker_options import worker_settings
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from swactor_core.codec import MAX_LINE, CodecError, MessageCodec
 from swactor_core.faults import UninstallReason
-from swactor_core.ids import RingId, RoleId, RunId, StepId
+from swactor_core.ids import NodeId, RingId, RoleId, RunId, StepId
 from swactor_core.messages import (
     CONTROL_MESSAGES,
     WORKER_COMMANDS,
@@ -24,6 +24,7 @@ from swactor_core.messages import (
     StepCompleted,
     StopRun,
     UninstallRing,
+    WatchRefused,
 )
 from swactor_testing.values import plainest, values, wide
 
@@ -163,3 +164,8 @@ def test_numbers_that_json_does_not_have_do_not_pass_silently() -> None:
 def test_a_hint_of_a_64_bit_ring_keeps_every_bit() -> None:
     sent = RingReadable(RingId(2**64 - 1))
     assert COMMANDS.decode(COMMANDS.encode(sent)) == sent
+
+
+def test_text_that_no_json_holds_is_said_where_it_is_written() -> None:
+    with pytest.raises(CodecError, match=r"WatchRefused cannot be written: .*surrogates"):
+        MessageCodec(CONTROL_MESSAGES).encode(WatchRefused(NodeId(1), "\udcff", final=True))

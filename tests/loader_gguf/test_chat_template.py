@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from swactor_core.errors import ModelError, UsageError
 from swactor_loader_gguf import template as module
-from swactor_loader_gguf.template import ChatTemplate
+from swactor_loader_gguf.template import ChatTemplate, check_asked
 
 
 def render(source, *contents, now=None):
@@ -239,8 +239,20 @@ def test_a_system_text_is_not_dropped_in_silence():
     with pytest.raises(ModelError, match="leaves out the system text") as caught:
         ChatTemplate("{{ messages[1].content }}", "", "").render(messages)
     assert "user's text" in caught.value.hint
+    same_length = [{"role": "system", "content": "oh"}, {"role": "user", "content": "hi"}]
+    with pytest.raises(ModelError, match="leaves out the system text"):
+        ChatTemplate("{{ messages[1].content }}", "", "").render(same_length)
     source = "{% for m in messages %}{{ m.content | trim | upper }};{% endfor %}"
     assert ChatTemplate(source, "", "").render(messages).text == "BE BRIEF;HI;"
+
+
+@pytest.mark.parametrize("source", [" ", "{{ messages | length }}", "{{ messages[0].content }}"])
+def test_what_the_user_said_last_is_not_dropped_in_silence(source):
+    messages = [{"role": "user", "content": "first"}, {"role": "user", "content": " last "}]
+    rendered = ChatTemplate(source, "", "").render(messages)
+    with pytest.raises(ModelError, match="leaves out the user's text"):
+        check_asked(messages, rendered)
+    check_asked(messages, ChatTemplate("{{ messages[-1].content | upper }}", "", "").render(messages))
 
 
 def test_too_much_processor_time_is_named(monkeypatch):

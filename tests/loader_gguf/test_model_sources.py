@@ -173,6 +173,11 @@ def test_a_missing_folder(tmp_path):
     assert "does not exist" in refused(str(tmp_path / "absent" / "m.gguf")).hint
 
 
+def test_a_link_to_nowhere_says_where(tmp_path):
+    (tmp_path / "m.gguf").symlink_to("gone.gguf")
+    assert "is a link to 'gone.gguf', which is not there" in refused(str(tmp_path / "m.gguf")).message
+
+
 def test_a_device_is_no_model():
     assert "is not a regular file" in refused("/dev/null").message
 

@@ -37,6 +37,7 @@ from swactor_core import faults
 from swactor_core.errors import ModelError, ResourceError
 from swactor_core.faults import (
     REMEDIES,
+    REMEDIES_OF_CAUSES,
     Component,
     FaultReason,
     LeaseRejection,
@@ -685,7 +686,7 @@ def test_a_reason_reaches_the_one_recorded_failure(
     assert produced.said in line
     assert "\n" not in line
     assert fault.detail, f"{line}: says nothing of what happened"
-    assert fault.remedy
+    assert fault.remedy == REMEDIES_OF_CAUSES.get((fault.reason, fault.cause), REMEDIES[fault.reason])
     killed: tuple[NodeId, ...] = (run.ids[LAST],) if produced.gone and run.pool else ()
     run.check(killed=killed, unproven=produced.gone)
 
@@ -829,7 +830,7 @@ def test_every_reason_has_its_scenario(member: StrEnum) -> None:
 
 def test_every_reason_has_its_remedy_in_one_line() -> None:
     assert set(REMEDIES) == set(FaultReason)
-    for remedy in REMEDIES.values():
+    for remedy in (*REMEDIES.values(), *REMEDIES_OF_CAUSES.values()):
         assert remedy
         assert "\n" not in remedy
 

@@ -217,6 +217,15 @@ def test_old_and_empty_variables_do_not_break_the_start() -> None:
     assert done.stdout.strip() == "CPU", done.stderr
 
 
+def test_a_process_without_a_path() -> None:
+    code = (
+        "import os; del os.environ['PATH']\n"
+        "from swactor_worker_tinygrad import create; b = create({}); print(b.facts()['device']); b.close()"
+    )
+    done = in_a_process(code)
+    assert done.stdout.strip() == "CPU", done.stderr
+
+
 def test_one_process_serves_one_device(backend: Any) -> None:
     with pytest.raises(ResourceError, match="already started in this process with DEV='CPU'"):
         environment.prepare(environment.read_settings({"device": "CUDA"}))

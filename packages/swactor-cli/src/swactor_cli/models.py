@@ -29,7 +29,7 @@ def open_model(loader: Loader, name: str, output: Output) -> tuple[str, Model]:
             bars.update(task, completed=done, total=total or None)
 
         path = loader.resolve(name, progress)
-    return path, loader.open(path)
+        return path, loader.open(path, progress)
 
 
 def _bars(output: Output) -> Progress:

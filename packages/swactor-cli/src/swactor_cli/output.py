@@ -6,12 +6,14 @@ tables only and takes a tenth of a second to import: who has neither does not wa
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import io
 import json
 import os
 import sys
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from swactor_core.errors import SwactorError
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 UNWRAPPED = 10_000
+# Names of files and servers are in what is said, and could otherwise give orders to a terminal.
+_HARMLESS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
 
 
 class OutputLost(SwactorError):
@@ -32,7 +36,7 @@ class OutputLost(SwactorError):
 
 def open_standard_streams() -> None:
     """Gives a command that was started without stdin, stdout or stderr the null device in their place, so
-    that no file or socket of its own gets their numbers."""
+    that no file or socket of its own gets their numbers. What the encoding of stdout lacks becomes a `?`."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
@@ -40,6 +44,15 @@ def open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _is_utf8(stream: TextIO) -> bool:
+    try:
+        return codecs.lookup(stream.encoding).name == "utf-8"
+    except (LookupError, TypeError):
+        return False
 
 
 class Output:
@@ -81,7 +94,8 @@ class Output:
 
     def record(self, record: dict[str, Any]) -> None:
         """One JSON object on one line of stdout, flushed. Raises OutputLost."""
-        self.text(json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n")
+        plain = _is_utf8(sys.stdout)
+        self.text(json.dumps(record, ensure_ascii=not plain, separators=(",", ":")) + "\n")
 
     def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
         from rich.console import Console
@@ -112,6 +126,7 @@ class Output:
             self._say(f"hint: {hint}", "")
 
     def _say(self, text: str, style: str) -> None:
+        text = text.translate(_HARMLESS)
         with contextlib.suppress(OSError):  # a full disk behind stderr: there is no place left to say so
             if self._terminal or os.environ.get("FORCE_COLOR"):
                 self.talk.print(text, style=style, markup=False)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+from pydantic_core import PydanticSerializationError
 
 MAX_LINE = 4 * 1024 * 1024
 _JSON = TypeAdapter(Any).validator
@@ -29,12 +30,16 @@ class MessageCodec:
         self._by_name = {name.encode(): adapter for name, adapter in self._adapters.items()}
 
     def encode(self, message: object) -> bytes:
-        """One JSON object without a line break. Raises CodecError for a type of another border."""
+        """One JSON object without a line break. Raises CodecError for a type of another border, and for text
+        that no JSON holds: lone surrogates, such as file names that are not UTF-8."""
         name = type(message).__name__
         adapter = self._adapters.get(name)
         if adapter is None:
             raise CodecError(f"{name} does not cross this border")
-        body = adapter.serializer.to_json(message)
+        try:
+            body = adapter.serializer.to_json(message)
+        except PydanticSerializationError as error:
+            raise CodecError(f"{name} cannot be written: {error}") from error
         head = b'{"type":"' + name.encode() + b'"'
         return head + (b"}" if body == b"{}" else b"," + body[1:])
 

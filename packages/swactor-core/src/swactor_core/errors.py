@@ -17,6 +17,11 @@ class SwactorError(Exception):
         self.message = message
         self.hint = hint
 
+    @property
+    def line(self) -> str:
+        """Message and remedy in one line, for a fault's detail."""
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
 
 class UsageError(SwactorError):
     """The command or call asks for something that cannot be: exit code 2."""

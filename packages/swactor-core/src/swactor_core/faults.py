@@ -262,6 +262,30 @@ REMEDIES: dict[FaultReason, str] = {
 }
 
 REMEDIES_OF_CAUSES: dict[tuple[FaultReason, str], str] = {
+    (FaultReason.WEIGHT_LOAD_FAILED, ModelFailure.NOT_FOUND): (
+        "give a name that every node can open: the same path on all, or an address"
+    ),
+    (FaultReason.WEIGHT_LOAD_FAILED, ModelFailure.ACCESS_DENIED): (
+        "let that node read the file, or set HF_TOKEN there to a token that may"
+    ),
+    (FaultReason.WEIGHT_LOAD_FAILED, ModelFailure.SOURCE_UNREACHABLE): (
+        "check that node's network and proxy, then run again: it goes on"
+    ),
+    (FaultReason.WEIGHT_LOAD_FAILED, ModelFailure.RANGES_UNSUPPORTED): (
+        "download the file to every node and give its path"
+    ),
+    (FaultReason.WEIGHT_LOAD_FAILED, ModelFailure.CONTENT_CHANGED): (
+        "run again, with a file or an address whose content stays as it is"
+    ),
+    (FaultReason.WEIGHT_LOAD_FAILED, ModelFailure.CHECKSUM_MISMATCH): (
+        "run again to fetch it anew; else the source is damaged"
+    ),
+    (FaultReason.WEIGHT_LOAD_FAILED, ModelFailure.DISK_FULL): (
+        "make room on that node (`swactor-cli cache clear`), or give it another SWACTOR_CACHE_DIR"
+    ),
+    (FaultReason.WEIGHT_LOAD_FAILED, ModelFailure.CACHE_UNUSABLE): (
+        "set SWACTOR_CACHE_DIR on that node to a folder that it may write to"
+    ),
     (FaultReason.WORKER_CRASHED, ModelFailure.CONTENT_CHANGED): (
         "put the whole file there again, by a rename and never while a run uses it, then run again"
     ),

@@ -148,17 +148,21 @@ def plan_run(
     return plan
 
 
+def check_prompt_length(facts: ModelFacts, tokens: int) -> None:
+    """Raises UsageError with both numbers for a prompt that is longer than the model's context."""
+    if tokens > facts.context_length:
+        raise UsageError(
+            f"the prompt has {tokens} tokens and {facts.model_id!r} a context of {facts.context_length}",
+            hint="shorten the prompt",
+        )
+
+
 def _check_choices(facts: ModelFacts, choices: RuntimeChoices) -> None:
     if not choices.prompt:
         raise UsageError("the prompt has no token", hint="give a prompt that is not empty")
     if choices.max_tokens < 1:
         raise UsageError(f"max_tokens is {choices.max_tokens}", hint="ask for at least one token")
-    if len(choices.prompt) > facts.context_length:
-        raise UsageError(
-            f"the prompt has {len(choices.prompt)} tokens and {facts.model_id!r} a context of "
-            f"{facts.context_length}",
-            hint="shorten the prompt",
-        )
+    check_prompt_length(facts, len(choices.prompt))
     for name, ids in (("the prompt", choices.prompt), ("end_of_generation", choices.end_of_generation)):
         outside = next((token for token in ids if not 0 <= token < facts.vocab_size), None)
         if outside is not None:

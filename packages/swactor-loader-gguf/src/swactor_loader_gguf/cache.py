@@ -25,14 +25,26 @@ def silent(done: int, total: int) -> None:
     """The progress that nobody listens to."""
 
 
+def is_text(path: str) -> bool:
+    """Whether a path is valid UTF-8: it goes to other processes as text."""
+    return not any("\ud800" <= character <= "\udfff" for character in path)
+
+
 def cache_directory() -> Path:
-    """SWACTOR_CACHE_DIR, or `swactor` in the user's cache folder."""
+    """SWACTOR_CACHE_DIR, or `swactor` in the user's cache folder. Raises ModelError for a name that is not
+    UTF-8."""
     chosen = os.environ.get("SWACTOR_CACHE_DIR")
-    if chosen:
-        return Path(os.path.abspath(os.path.expanduser(chosen)))
-    base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification says to ignore a relative value.
-    return Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache")) / "swactor"
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    base = base if os.path.isabs(base) else os.path.expanduser("~/.cache")
+    folder = os.path.abspath(os.path.expanduser(chosen)) if chosen else os.path.join(base, "swactor")
+    if not is_text(folder):
+        raise ModelError(
+            f"the name of the cache, {folder!r}, is not valid UTF-8",
+            hint="set SWACTOR_CACHE_DIR to a folder whose name is",
+            cause=ModelFailure.CACHE_UNUSABLE,
+        )
+    return Path(folder)
 
 
 def free_bytes(folder: Path) -> int:

@@ -41,6 +41,21 @@ MAX_TENSORS = 1 << 20
 MAX_REMOTE_HEADER = 1 << 28  # what a server may make its reader fetch before it has shown a tensor
 MAX_STRINGS = 1 << 24  # all string arrays of a file together: bounds the time of an open
 
+# What is often taken for a model, by its first bytes.
+_OTHER_FILES = {
+    b"vers": "it may be git-lfs's pointer to a model: `git lfs pull` brings the model itself",
+    b"<": "it is a web page, not a model: download the file itself",
+    b"\n": "it may be a web page, not a model: download the file itself",
+    b"{": "it is text, perhaps a server's message, not a model: download the file itself",
+    b"PK": "it is a zip archive or a PyTorch model: give a GGUF file, or convert it with llama.cpp's tools",
+    b"\x1f\x8b": "it is packed with gzip: unpack it",
+    b"(\xb5/\xfd": "it is packed with zstd: unpack it",
+    b"\0\0\0\0": "the file may have been fetched in part: fetch it again",
+} | dict.fromkeys(
+    (b"tjgg", b"fmgg", b"lmgg", b"algg"),
+    "it is a GGML file from before GGUF: convert the model again with current tools",
+)
+
 _MIN_KEY_RECORD = 8 + 1 + 4 + 1  # key length, one byte of key, type, one byte of value
 _MIN_TENSOR_RECORD = 8 + 1 + 4 + 8 + 4 + 8  # name length, name, n_dims, one dimension, type, offset
 
@@ -230,7 +245,10 @@ class GgufIndex:
         at = self._take(4, "magic")
         magic = self._map[at : at + 4]
         if magic != MAGIC:
-            self.fail(f"magic is {magic!r}, not {MAGIC!r}", at, hint="give a GGUF file")
+            hint = next((hint for start, hint in _OTHER_FILES.items() if magic.startswith(start)), "")
+            if self._map[8:9] == b"{":
+                hint = "it is a safetensors file: give a GGUF file, or convert it with llama.cpp's tools"
+            self.fail(f"magic is {magic!r}, not {MAGIC!r}", at, hint=hint or "give a GGUF file")
         at = self._position
         self.version = self._u32("version")
         if self.version in VERSIONS:

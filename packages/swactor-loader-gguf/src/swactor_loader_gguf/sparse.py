@@ -74,8 +74,11 @@ class SparseFile:
                 raise
             # a cache that somebody else has filled: what is there can be read
             self.writable = False
-            self._journal = os.open(folder / "journal", os.O_RDONLY | os.O_CLOEXEC)
-            self._data = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                self._journal = os.open(folder / "journal", os.O_RDONLY | os.O_CLOEXEC)
+                self._data = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                raise error from None  # nothing is there: what matters is that nothing can be put there
             return
         with self._journal_locked():
             self._data = os.open(self.path, flags, 0o644)

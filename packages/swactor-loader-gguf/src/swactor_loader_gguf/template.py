@@ -132,12 +132,24 @@ def _check(messages: Sequence[dict[str, str]]) -> None:
 
 def _check_system(messages: Sequence[dict[str, str]], shown: list[str]) -> None:
     """A template that knows no system text must not drop it in silence: the answer would ignore it."""
+    left = [part.casefold() for part in shown]
     for message in messages:
-        text = message["content"].strip()
-        if message["role"] == "system" and text and not any(len(part) == len(text) for part in shown):
+        text = message["content"].strip().casefold()
+        if text in left:
+            left.remove(text)
+        elif text and message["role"] == "system":
             raise ModelError(
                 "the chat template leaves out the system text", hint="put it into the user's text instead"
             )
+
+
+def check_asked(messages: Sequence[dict[str, str]], rendered: Rendered) -> None:
+    """Raises ModelError for a template that has dropped what the user said last: the answer would be to
+    nothing. What was said before may be cut, as templates of thinking models do."""
+    said = [message["content"].strip().casefold() for message in messages if message["role"] == "user"]
+    shown = [rendered.text[start:end].casefold() for start, end in rendered.contents]
+    if said and said[-1] and said[-1] not in shown:
+        raise ModelError("the chat template leaves out the user's text", hint=_HINT)
 
 
 def _marks(source: str, messages: Sequence[dict[str, str]]) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from swactor_core.spi.loader import TextStream
 from swactor_loader_gguf.index import GgufIndex
 from swactor_loader_gguf.merging import SPACE_MARK, merger_of
 from swactor_loader_gguf.stream import Utf8Stream, byte_alphabet
-from swactor_loader_gguf.template import ChatTemplate
+from swactor_loader_gguf.template import ChatTemplate, check_asked
 from swactor_loader_gguf.vocabulary import TokenType, Vocabulary, VocabularyKind, read_vocabulary
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -88,6 +88,7 @@ class GgufTokenizer:
         if self._template is None:
             raise ModelError("the model has no chat template", hint="give a raw prompt instead of a message")
         rendered = self._template.render(messages)
+        check_asked(messages, rendered)
         return self._framed(self._encode(rendered.text, rendered.contents))
 
     def stream(self) -> TextStream:

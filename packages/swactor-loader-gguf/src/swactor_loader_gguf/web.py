@@ -24,6 +24,7 @@ import httpx2
 from swactor_core.errors import ModelError
 from swactor_core.faults import ModelFailure
 
+_log = logging.getLogger(__name__)
 # Both tell whole addresses, signatures and all, to whoever listens at level INFO.
 for _name in ("httpx2", "httpcore2"):
     logging.getLogger(_name).setLevel(logging.WARNING)
@@ -33,7 +34,10 @@ MAX_REDIRECTS = 5
 MAX_BYTES = 1 << 44
 _CHECK_S = 0.1
 _DENIED = "check the address and its signature"
-_REACH = "check the address and the network, or download the file and give its path"
+_REACH = "check the address, the network and the proxy, or download the file and give its path"
+_DOWNLOAD = "download the file and give its path, or use a server that supports ranges"
+_PAGE = "give the address of the file itself, as its download link has it"
+_QUIET_PAUSE_S = 2.0  # a shorter wait between tries is not worth a word
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 _MOVED = frozenset({301, 302, 303, 307, 308})
 _EXPIRED = frozenset({400, 401, 403, 404, 410})
@@ -44,7 +48,8 @@ _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 class Patience:
     """Bounds of one source: seconds to connect and between two bytes, bytes a second below which a stream is
     given up after `idle` seconds, tries in a row that bring less than `progress_bytes`, and seconds before
-    the second try, doubled for each that follows."""
+    the second try, doubled for each that follows. A server that asks for more than `longest_asked` seconds is
+    not waited for."""
 
     connect: float = 10.0
     idle: float = 15.0
@@ -53,6 +58,7 @@ class Patience:
     progress_bytes: int = 1 << 16
     first_pause: float = 0.5
     longest_pause: float = 30.0
+    longest_asked: float = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +128,12 @@ class WebFile:
         self, url: str, *, token: str = "", denied_hint: str = _DENIED, patience: Patience | None = None
     ) -> None:
         check_address(url)
+        if not re.fullmatch(r"[!-~]*", token):
+            raise ModelError(
+                f"the token for {shown(url)} has characters that no token has",
+                hint="set HF_TOKEN to the token alone, without blanks and line ends",
+                cause=ModelFailure.ACCESS_DENIED,
+            )
         self.url = url
         self._token = token
         self._denied_hint = denied_hint
@@ -130,11 +142,7 @@ class WebFile:
         self._place: str | None = None  # where redirects led to
         self._place_tag = ""
         self._linked = ("", 0, "")
-        self._client = httpx2.Client(
-            timeout=httpx2.Timeout(self._patience.idle, connect=self._patience.connect),
-            follow_redirects=False,
-            headers={"User-Agent": "swactor", "Accept-Encoding": "identity"},
-        )
+        self._client = _client(self._patience)
 
     def close(self) -> None:
         """Closes the connections. Idempotent."""
@@ -224,10 +232,19 @@ class WebFile:
         return headers
 
     def _redirected(self, url: str, location: str) -> str:
-        target = urljoin(url, location)
-        if urlsplit(url).scheme == "https" != urlsplit(target).scheme:
-            self._fail(f"redirects from https to {shown(target)}", ModelFailure.ACCESS_DENIED)
-        check_address(target)
+        if not location:
+            self._fail("redirects without saying where to", ModelFailure.SOURCE_UNREACHABLE)
+        try:
+            target = urljoin(url, location)
+            if urlsplit(url).scheme == "https" != urlsplit(target).scheme:
+                self._fail(f"redirects from https to {shown(target)}", ModelFailure.ACCESS_DENIED)
+            check_address(target)
+        except ValueError as error:
+            self._fail(f"redirects to what is no address: {error}", ModelFailure.SOURCE_UNREACHABLE)
+        except ModelError as error:
+            if error.message.startswith(shown(self.url)):
+                raise
+            self._fail(f"redirects to {shown(target)}: {error.message}", error.cause, hint=error.hint)
         return target
 
     def _fail(self, what: str, cause: ModelFailure, *, hint: str = _REACH) -> NoReturn:
@@ -246,16 +263,9 @@ class WebFile:
             self._fail(f"is not there: status {status}", ModelFailure.NOT_FOUND, hint="check the address")
         if status == 416 and self._identity is not None:
             self._changed("is shorter than before")
-        encoding = response.headers.get("content-encoding", "identity").lower()
         part = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
-        if status != 206 or part is None or encoding != "identity":
-            about = "an encoded answer" if encoding != "identity" else f"status {status}"
-            partial = status in (200, 206, 416)
-            self._fail(
-                f"does not give byte ranges ({about} to a request for some)" if partial else f"gives {about}",
-                ModelFailure.RANGES_UNSUPPORTED if partial else ModelFailure.SOURCE_UNREACHABLE,
-                hint="download the file and give its path, or use a server that supports ranges",
-            )
+        if status != 206 or part is None or _encoded(response.headers):
+            self._refuse_answer(response)
         first, last, total = (int(number) for number in part.groups())
         if first != start or not start <= last < min(end, total) or total > MAX_BYTES:
             self._fail(
@@ -266,6 +276,21 @@ class WebFile:
         if stated is not None and stated != str(last + 1 - first):
             raise _TryAgain(f"an answer of {stated} bytes where it says {last + 1 - first}")
         self._recognise(response.headers, url, total)
+
+    def _refuse_answer(self, response: httpx2.Response) -> NoReturn:
+        """Says what an answer is that is no part of a file."""
+        status, headers = response.status_code, response.headers
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        empty = headers.get("content-length") == "0" if status == 200 else status == 416
+        if empty and not _encoded(headers):
+            self._fail("is empty", ModelFailure.MALFORMED, hint="fetch it anew where it comes from")
+        if status == 200 and kind in ("text/html", "application/xhtml+xml"):
+            self._fail(f"is a web page ({kind}), not a model", ModelFailure.REFUSED, hint=_PAGE)
+        about = "an encoded answer" if _encoded(headers) else f"status {status}"
+        if status in (200, 206, 416):
+            what = f"does not give byte ranges ({about} to a request for some)"
+            self._fail(what, ModelFailure.RANGES_UNSUPPORTED, hint=_DOWNLOAD)
+        self._fail(f"gives {about}", ModelFailure.SOURCE_UNREACHABLE)
 
     def _recognise(self, headers: httpx2.Headers, url: str, total: int) -> None:
         tag = headers.get("etag") or headers.get("last-modified") or ""
@@ -305,6 +330,12 @@ class _Retries:
         when it was the last."""
         patience = self._patience
         self._failures = 1 if good else self._failures + 1
+        if error.pause > patience.longest_asked:
+            raise ModelError(
+                f"{shown(self._url)} asks to come back in {error.pause:.0f} s: {error}",
+                hint="run again then; what was fetched is kept",
+                cause=ModelFailure.SOURCE_UNREACHABLE,
+            ) from error
         if self._failures >= patience.tries:
             raise ModelError(
                 f"{shown(self._url)} could not be read in {self._failures} tries: {error}",
@@ -313,7 +344,10 @@ class _Retries:
             ) from error
         pause = patience.first_pause * 2.0 ** (self._failures - 1)
         pause *= random.uniform(0.7, 1.3)  # noqa: S311 - so that stages do not come back all at once
-        until = time.monotonic() + min(max(pause, error.pause), patience.longest_pause)
+        pause = max(min(pause, patience.longest_pause), error.pause)
+        if pause >= _QUIET_PAUSE_S:
+            _log.warning("%s: %s; the next try is in %.0f s", shown(self._url), error, pause)
+        until = time.monotonic() + pause
         while (left := until - time.monotonic()) > 0:
             self._check()
             time.sleep(min(left, _CHECK_S))
@@ -336,6 +370,34 @@ class _Pace:
         if self._nbytes < spent * self._patience.least_speed:
             raise _TryAgain(f"{self._nbytes} bytes in {spent:.0f} s")
         self._since, self._nbytes = time.monotonic(), 0
+
+
+def _client(patience: Patience) -> httpx2.Client:
+    """Raises ModelError for certificates and proxies of the environment that cannot be used."""
+    try:
+        return httpx2.Client(
+            timeout=httpx2.Timeout(patience.idle, connect=patience.connect),
+            follow_redirects=False,
+            headers={"User-Agent": "swactor", "Accept-Encoding": "identity"},
+        )
+    except OSError as error:  # of which an ssl.SSLError is one
+        file = os.environ.get("SSL_CERT_FILE", "")
+        raise ModelError(
+            f"the certificates of SSL_CERT_FILE {file!r} cannot be read: {error.strerror or error}",
+            hint="name a file of certificates in PEM format, or unset SSL_CERT_FILE",
+            cause=ModelFailure.SOURCE_UNREACHABLE,
+        ) from error
+    except (ValueError, ImportError, httpx2.InvalidURL) as error:
+        raise ModelError(
+            "the proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY cannot be used: it is no http:// or https:// "
+            "address",
+            hint="set it like http://host:port, or name the model's host in NO_PROXY",
+            cause=ModelFailure.SOURCE_UNREACHABLE,
+        ) from error
+
+
+def _encoded(headers: httpx2.Headers) -> bool:
+    return headers.get("content-encoding", "identity").lower() != "identity"
 
 
 def _origin(url: str) -> tuple[str, str, int | None]:

@@ -303,6 +303,7 @@ def prepare(settings: WorkerSettings) -> dict[str, str]:
     for name, value in list(os.environ.items()):
         if name in KNOWN_DEVICES or (value == "" and name in _READ_AS_NUMBERS):
             del os.environ[name]
+    os.environ.setdefault("PATH", os.defpath)  # which tinygrad reads and takes to be set
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.update(wanted)
     return wanted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import tomllib
 from dataclasses import dataclass
@@ -93,6 +94,11 @@ def new_cluster_file(options: NewClusterOptions, output: Output) -> ExitCode:
     entries = []
     for part in [part.strip() for part in options.nodes.split(",") if part.strip()]:
         name, given, key = part.partition("=")
+        if given and not re.fullmatch(r"[0-9a-f]{64}", key):
+            raise UsageError(
+                f"--nodes: {key[:80]!r} is no public key of node {checked_name(name)!r}",
+                hint=f"give the 64 digits that `swactor-cli key --name {name}` prints on its machine",
+            )
         if not given:
             secret = load_or_create_seed(node_key_file(name))
             key = public_key_of(secret, plugins, choice)

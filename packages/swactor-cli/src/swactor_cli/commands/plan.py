@@ -14,7 +14,14 @@ from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file
 from swactor_core.errors import UsageError
 from swactor_core.ids import NodeId, RunId, node_hex, node_id_of
 from swactor_core.plan import EdgeEndpoint, GgufSource, RunPlan
-from swactor_core.planner import EdgeIdAllocator, NodeCapacity, RuntimeChoices, plan_run, stage_memory
+from swactor_core.planner import (
+    EdgeIdAllocator,
+    NodeCapacity,
+    RuntimeChoices,
+    check_prompt_length,
+    plan_run,
+    stage_memory,
+)
 from swactor_core.plugins import load_plugins
 from swactor_core.spi.loader import Model
 from swactor_core.spi.provider import Kind, Provider, WorkerMemory
@@ -68,6 +75,7 @@ def plan(options: PlanOptions, output: Output) -> ExitCode:
     loader, worker = plugins.select(Kind.LOADER, choice.loader), plugins.select(Kind.WORKER, choice.worker)
     name, model = open_model(loader.factory(), options.model, output)
     try:
+        check_prompt_length(model.facts, options.prompt_tokens)
         made = plan_run(
             inventory,
             model.facts,

@@ -177,10 +177,13 @@ def _request(options: RunOptions, model: Model, tokenizer: Tokenizer | None, uri
 
 
 def _uri(name: str, given: str, *, local: bool) -> str:
-    """What every node is to open: `name` is the loader's for it, `given` the operator's."""
+    """What every node is to open: `name` is the loader's for it, `given` the operator's. Raises UsageError
+    for a path that cannot be told to a node."""
     if not os.path.isabs(name):
         return name  # an address is the same everywhere
-    return str(Path(name).resolve()) if local else given
+    uri = str(Path(name).resolve()) if local else given
+    check_text("the model's path", uri)
+    return uri
 
 
 def _check_plan(request: RunRequest, nodes: int, output: Output) -> int:

@@ -47,7 +47,7 @@ def main() -> int:
         )
         gc.freeze()  # the process ends: nothing that it made need be walked over once more
     except SwactorError as error:
-        report(f"{error.message}{f' ({error.hint})' if error.hint else ''}")
+        report(error.line)
         return 1
     if fault is not None:
         report(fault.line())

@@ -195,3 +195,6 @@ class ControlService:
                     await channel.send(CONTROL.encode(message))
         except TransportError as error:
             log.info("control channel cannot be written: %s", error.message)
+        except CodecError as error:  # nothing that follows may be left out: the other side has to know
+            log.error("control channel closed: %s", error)
+            await channel.close()

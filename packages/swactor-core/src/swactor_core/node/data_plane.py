@@ -77,7 +77,7 @@ class ArenaAdapter:
                 try:
                     self.arena = self.plugin.create(ceiling)
                 except ResourceError as error:
-                    self._system.tell(ARENA, ArenaConstructionFailed(f"{error.message} {error.hint}".strip()))
+                    self._system.tell(ARENA, ArenaConstructionFailed(error.line))
                 else:
                     self._system.tell(ARENA, ArenaConstructed())
             case PrepareRing(layout):

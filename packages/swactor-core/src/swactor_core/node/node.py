@@ -234,7 +234,7 @@ class Node:
             self.transport = transport = self._transports.create(context)
             await transport.start()
         except SwactorError as error:
-            self.system.tell(NODE, PartFailed(Component.DRIVER, f"{error.message} {error.hint}".strip()))
+            self.system.tell(NODE, PartFailed(Component.DRIVER, error.line))
             return
         self._peers.attach(transport)
         self.data_plane.attach_transport(transport, crosses_processes=self._crosses)
@@ -274,7 +274,7 @@ class Node:
             self.membership = self._memberships.create(context)
             await self.membership.start()
         except SwactorError as error:
-            self.system.tell(NODE, PartFailed(Component.MEMBERSHIP, f"{error.message} {error.hint}".strip()))
+            self.system.tell(NODE, PartFailed(Component.MEMBERSHIP, error.line))
             return
         self.system.tell(NODE, MembershipStarted())
 

@@ -164,7 +164,7 @@ class StageHost:
             return
         except SwactorError as error:
             cause = error.cause if isinstance(error, ModelError) else ModelFailure.REFUSED
-            tell(ModelRefused(f"{error.message}{f' ({error.hint})' if error.hint else ''}", cause))
+            tell(ModelRefused(error.line, cause))
         else:
             if self._provision is provision:
                 self._files = files

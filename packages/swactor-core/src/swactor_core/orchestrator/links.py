@@ -44,7 +44,7 @@ class NodeLink:
         self._objects = objects
         self._on_report = on_report
         self._alive = asyncio.Event()
-        self._outgoing: asyncio.Queue[object] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
         self._channel: ControlChannel | None = None
         self._closed = False
         self._task = system.start_task(self._run(), owner=Address(Component.NODE, node_id))
@@ -54,7 +54,8 @@ class NodeLink:
         (self._alive.set if alive else self._alive.clear)()
 
     def send(self, message: object) -> None:
-        self._outgoing.put_nowait(message)
+        """Raises CodecError here, where somebody hears of it, and not in the task that sends."""
+        self._outgoing.put_nowait(CONTROL.encode(message))
 
     async def close(self) -> None:
         self._closed = True
@@ -106,6 +107,6 @@ class NodeLink:
     async def _send(self, channel: ControlChannel) -> None:
         try:
             while True:
-                await channel.send(CONTROL.encode(await self._outgoing.get()))
+                await channel.send(await self._outgoing.get())
         except TransportError as error:
             log.info("cannot command node %016x: %s", self.node_id, error.message)

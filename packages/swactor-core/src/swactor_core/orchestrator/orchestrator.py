@@ -457,7 +457,7 @@ class Orchestrator:
                 edge_ids=self._edge_ids,
             )
         except SwactorError as error:
-            return PlanFailed(f"{error.message}{f' ({error.hint})' if error.hint else ''}")
+            return PlanFailed(error.line)
         return PlanBuilt(plan)
 
     # --- evidence and reports ---
