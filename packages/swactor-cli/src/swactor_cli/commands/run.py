@@ -7,13 +7,18 @@ import gc
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file
 from swactor_core.errors import UsageError
-from swactor_core.hosting import refuse_separate_processes, refuse_unfit_model, worker_in_process
+from swactor_core.hosting import (
+    memory_of_workers,
+    refuse_separate_processes,
+    refuse_unfit_model,
+    worker_in_process,
+)
 from swactor_core.ids import NodeId, RunId
 from swactor_core.machines.run import RunBounds
 from swactor_core.machines.run_effects import RunOutcome
@@ -21,7 +26,7 @@ from swactor_core.node.identity import key_in_use, load_or_create_seed
 from swactor_core.orchestrator.orchestrator import RunRequest, RunResult
 from swactor_core.orchestrator.session import ClusterSession, LocalSession
 from swactor_core.plan import GgufSource, SamplingPolicy, TokenOutputPolicy
-from swactor_core.planner import EdgeIdAllocator, NodeCapacity, plan_run
+from swactor_core.planner import EdgeIdAllocator, NodeCapacity, plan_run, positions_of
 from swactor_core.plugins import load_plugins
 from swactor_core.spi.loader import Model, Tokenizer
 from swactor_core.spi.provider import Kind
@@ -36,6 +41,7 @@ from swactor_cli.progress import Display
 from swactor_cli.prompts import check_text, prompt_ids_of
 from swactor_cli.sampling_options import fitted
 from swactor_cli.side_files import SideFiles
+from swactor_cli.sizes import parse_bytes
 from swactor_cli.statistics import statistics, summary
 from swactor_cli.worker_options import worker_settings
 
@@ -66,6 +72,7 @@ class RunOptions:
     prefill_chunk: int
     token_timeout: float
     pool_timeout: float
+    memory: str | None
     device: str | None
     worker_options: tuple[str, ...]
     events: str | None
@@ -77,6 +84,9 @@ def run(options: RunOptions, output: Output) -> ExitCode:
     """Raises SwactorError for what cannot begin; a run that began ends in its outcome's exit code."""
     if options.nodes is not None and options.cluster is not None:
         raise UsageError("--nodes and --cluster exclude each other", hint="a cluster file names its nodes")
+    if options.memory is not None and options.cluster is not None:
+        raise UsageError("--memory and --cluster exclude each other", hint="a node says what it has")
+    memory = None if options.memory is None else parse_bytes(options.memory, option="--memory")
     file = load_cluster_file(options.cluster) if options.cluster is not None else None
     choice = choose_plugins(file.plugins if file is not None else PluginChoice(), options.plugins)
     plugins = load_plugins(blocked=choice.blocked)
@@ -99,18 +109,27 @@ def run(options: RunOptions, output: Output) -> ExitCode:
             output.note("the model has no chat template: the prompt goes to it as it is")
         answer = Answer(tokenizer.stream() if tokenizer is not None else None, options.stops)
         nodes = (2 if options.nodes is None else options.nodes) if file is None else len(file.cluster.nodes)
-        positions = _check_plan(request, nodes, output)
+        positions = positions_of(request.facts, request.choices())
         whole = model.manifest(0, model.facts.num_layers)
+        worker = worker_settings(options.device, options.worker_options)
+        say = memory_of_workers(
+            plugins, choice, whole, positions=positions, prefill_chunk=request.prefill_chunk
+        )
+        mine = say({"worker": plugins.select(Kind.WORKER, choice.worker).name, "settings": worker})
+        _check_plan(
+            request, [NodeCapacity(NodeId(index + 1), memory, mine) for index in range(nodes)], output
+        )
+        request = replace(request, worker_memory=say)
         refuse_unfit_model(plugins, choice, whole, positions=positions)
         side = SideFiles(options.events, options.logits)
         closing.callback(side.close)
 
         def make_session() -> LocalSession | ClusterSession:
             if file is None:
-                worker = worker_settings(options.device, options.worker_options)
                 return LocalSession(
-                    plugins, choice, nodes=nodes, worker=worker, objects=side.objects, sinks=side.sinks
-                )
+                    plugins, choice,
+                    nodes=nodes, worker=worker, memory_bytes=memory, objects=side.objects, sinks=side.sinks,
+                )  # fmt: skip
             return ClusterSession(
                 plugins, file, choice,
                 seed=seed, pool_deadline=options.pool_timeout, objects=side.objects, sinks=side.sinks,
@@ -169,10 +188,9 @@ def _uri(name: str, given: str, *, local: bool) -> str:
     return str(Path(name).resolve()) if local else given
 
 
-def _check_plan(request: RunRequest, nodes: int, output: Output) -> int:
-    """The positions that a run takes. Raises UsageError, before any process starts, for what no plan can be
-    made of. What the nodes declare of their memory is known only when they are there."""
-    inventory = tuple(NodeCapacity(NodeId(index + 1)) for index in range(nodes))
+def _check_plan(request: RunRequest, inventory: list[NodeCapacity], output: Output) -> None:
+    """Raises UsageError, before any process starts, for what no plan can be made of. What the nodes of a
+    cluster declare of their memory and their workers is known only when they are there."""
     plan = plan_run(
         inventory,
         request.facts,
@@ -187,7 +205,6 @@ def _check_plan(request: RunRequest, nodes: int, output: Output) -> int:
             f"the model's context of {request.facts.context_length} tokens has room for {plan.max_tokens} "
             f"of the {request.max_tokens} tokens asked for"
         )
-    return plan.model.max_seq_len
 
 
 async def _drive(

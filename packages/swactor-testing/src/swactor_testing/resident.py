@@ -1,0 +1,128 @@
+"""What a stage's worker process holds behind a prompt and its answer, by what the pages belong to.
+
+Knows a process's maps as Linux shows them, and how a node drives a worker. It holds no expectations.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from swactor_core.machines.provisioning import stage_config
+from swactor_core.messages import (
+    ObjectLoaded,
+    ProvisionStage,
+    RingReadable,
+    RingWritable,
+    RoleConfigured,
+    RoleFailed,
+    StepCompleted,
+    StepFailed,
+    WorkerFatal,
+    WorkerReady,
+)
+from swactor_core.specs import RingDirection
+from swactor_core.spi.loader import StageManifest
+
+from swactor_testing.worker_kit import (
+    NodeConsumer,
+    NodeProducer,
+    WorkerProcess,
+    configure,
+    execute,
+    record,
+)
+
+ARENA_BYTES = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """Bytes in memory: pages of the model's files, of device allocations and rings, of nothing but the
+    process, and of libraries. `peak` is the most that all of them ever were."""
+
+    file: int
+    buffers: int
+    anonymous: int
+    libraries: int
+    peak: int
+
+    @property
+    def total(self) -> int:
+        return self.file + self.buffers + self.anonymous + self.libraries
+
+
+def resident(pid: int, paths: set[str]) -> Resident:
+    """What a process holds now; `paths` are the model's files."""
+    held = dict.fromkeys(("file", "buffers", "anonymous", "libraries"), 0)
+    kind = "anonymous"
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if found := re.match(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \d+ *(.*)$", line):
+            shared = found[1].startswith(("/dev/zero", "/memfd"))
+            kind = "file" if found[1] in paths else "buffers" if shared else "libraries"
+            kind = kind if found[1].startswith("/") else "anonymous"
+        elif found := re.match(r"^Rss: +(\d+) kB", line):
+            held[kind] += int(found[1]) << 10
+    most = re.search(r"^VmHWM:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    if most is None:
+        raise RuntimeError(f"this system does not say what process {pid} held")
+    return Resident(**held, peak=int(most[1]) << 10)
+
+
+def held_by_stage(
+    provision: ProvisionStage,
+    manifest: StageManifest,
+    settings: Mapping[str, object],
+    *,
+    prompt: int,
+    tokens: int,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[Resident, Resident]:
+    """What a worker of this stage holds when it is ready for a role, and behind a prompt of `prompt` rows
+    and an answer of `tokens`: ids or activations from a generator of seed 0. Raises RuntimeError when it
+    failed."""
+    config = stage_config(provision, manifest)
+    paths = {os.path.realpath(tensor.path) for tensor in manifest.tensors}
+    generator = np.random.default_rng(0)
+    with WorkerProcess("tinygrad", environment=environment, ceiling=ARENA_BYTES) as worker:
+        worker.initialize(settings)
+
+        def until(*kinds: type) -> Any:
+            while not isinstance(event := worker.next_event(), kinds):
+                if isinstance(event, WorkerFatal | RoleFailed | StepFailed):
+                    raise RuntimeError(f"the worker failed: {event}")
+            return event
+
+        until(WorkerReady)
+        ready = resident(worker.process.pid, paths)
+        worker.send(configure(config))
+        until(RoleConfigured)
+        inbound, outbound = provision.inbound.ring_spec, provision.outbound.ring_spec
+        ingress = worker.install(RingDirection.INGRESS, config.input_spec, capacity=inbound.data_capacity)
+        egress = worker.install(RingDirection.EGRESS, config.output_spec, capacity=outbound.data_capacity)
+        producer, consumer = NodeProducer(ingress, worker), NodeConsumer(egress, worker)
+        position = 0
+        for step, count in enumerate((prompt, *[1] * (tokens - 1))):
+            consumer.data = b""
+            if manifest.first:
+                payload = generator.integers(0, manifest.vocab_size, count).astype("<u4").tobytes()
+            else:
+                payload = generator.standard_normal((count, manifest.hidden_dim)).astype("<f4").tobytes()
+            extent = config.output_spec.max_extent if manifest.last else count * manifest.hidden_dim * 4
+            producer.write(record(step, step, payload))
+            while not isinstance(
+                event := until(ObjectLoaded, RingReadable, RingWritable, StepCompleted), StepCompleted
+            ):
+                if isinstance(event, ObjectLoaded):
+                    worker.send(execute(event, extent, position=position, step=step))
+                elif isinstance(event, RingReadable):
+                    consumer.read()
+                else:
+                    producer.on_writable(event)
+            position += count
+        return ready, resident(worker.process.pid, paths)
