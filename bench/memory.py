@@ -82,7 +82,8 @@ def main() -> None:
                         environment["XDG_CACHE_HOME"] = tempfile.mkdtemp(dir=folder)
                     ready, held = held_by_stage(
                         provision, manifest, settings,
-                        prompt=options.prompt, tokens=options.tokens if shown else 2, environment=environment,
+                        worker="tinygrad", prompt=options.prompt, tokens=options.tokens if shown else 2,
+                        environment=environment,
                     )  # fmt: skip
                 parts = (memory.weights, memory.kv, memory.scratch, memory.copies, memory.process)
                 pages = (held.file, held.buffers, held.anonymous, held.libraries)

@@ -85,6 +85,20 @@ def test_a_graph_s_process_is_larger_by_its_types_and_a_wrong_setting_is_refused
         said(QUANTS / "Q8_0.gguf", weights="folded")
 
 
+def test_scratch_has_what_kinds_of_blocks_need_each() -> None:
+    """Layers with a window have tables and a graph of their own; graphs keep scores and shares of a chunk."""
+    manifest = manifest_of(DATA.parent / "variants" / "gemma3-q8.gguf")
+    heads = manifest.metadata["gemma3.attention.head_count"]
+    dims = manifest.metadata["gemma3.attention.key_length"]
+    for positions in (64, 128):
+        made = {
+            kernels: model_memory(manifest, positions, prefill_chunk=8, settings={"kernels": kernels}).scratch
+            for kernels in ("native", "graph")
+        }
+        assert made["native"] == F32_BYTES * (positions + 8) * dims
+        assert made["graph"] - made["native"] == 2 * 2 * F32_BYTES * heads * 8 * (positions + 8)
+
+
 def test_a_device_with_a_memory_of_its_own_holds_no_process() -> None:
     assert said(QUANTS / "F16.gguf", device="CUDA").process == 0
 
@@ -149,7 +163,13 @@ def planned_and_held(
             manifest = model.manifest(stage.layer_start, stage.layer_end_exclusive)
             for _ in range(2 if twice else 1):
                 _, resident = held_by_stage(
-                    provision, manifest, settings, prompt=prompt, tokens=tokens, environment=environment
+                    provision,
+                    manifest,
+                    settings,
+                    worker="tinygrad",
+                    prompt=prompt,
+                    tokens=tokens,
+                    environment=environment,
                 )
             held.append((need.total, resident))
     finally:

@@ -79,33 +79,34 @@ def held_by_stage(
     manifest: StageManifest,
     settings: Mapping[str, object],
     *,
+    worker: str,
     prompt: int,
     tokens: int,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[Resident, Resident]:
-    """What a worker of this stage holds when it is ready for a role, and behind a prompt of `prompt` rows
-    and an answer of `tokens`: ids or activations from a generator of seed 0. Raises RuntimeError when it
-    failed."""
+    """What a process of `worker` with this stage holds when it is ready for a role, and behind a prompt of
+    `prompt` rows and an answer of `tokens`: ids or activations from a generator of seed 0. Raises RuntimeError
+    when it failed."""
     config = stage_config(provision, manifest)
     paths = {os.path.realpath(tensor.path) for tensor in manifest.tensors}
     generator = np.random.default_rng(0)
-    with WorkerProcess("tinygrad", environment=environment, ceiling=ARENA_BYTES) as worker:
-        worker.initialize(settings)
+    with WorkerProcess(worker, environment=environment, ceiling=ARENA_BYTES) as process:
+        process.initialize(settings)
 
         def until(*kinds: type) -> Any:
-            while not isinstance(event := worker.next_event(), kinds):
+            while not isinstance(event := process.next_event(), kinds):
                 if isinstance(event, WorkerFatal | RoleFailed | StepFailed):
                     raise RuntimeError(f"the worker failed: {event}")
             return event
 
         until(WorkerReady)
-        ready = resident(worker.process.pid, paths)
-        worker.send(configure(config))
+        ready = resident(process.process.pid, paths)
+        process.send(configure(config))
         until(RoleConfigured)
         inbound, outbound = provision.inbound.ring_spec, provision.outbound.ring_spec
-        ingress = worker.install(RingDirection.INGRESS, config.input_spec, capacity=inbound.data_capacity)
-        egress = worker.install(RingDirection.EGRESS, config.output_spec, capacity=outbound.data_capacity)
-        producer, consumer = NodeProducer(ingress, worker), NodeConsumer(egress, worker)
+        ingress = process.install(RingDirection.INGRESS, config.input_spec, capacity=inbound.data_capacity)
+        egress = process.install(RingDirection.EGRESS, config.output_spec, capacity=outbound.data_capacity)
+        producer, consumer = NodeProducer(ingress, process), NodeConsumer(egress, process)
         position = 0
         for step, count in enumerate((prompt, *[1] * (tokens - 1))):
             consumer.data = b""
@@ -119,10 +120,10 @@ def held_by_stage(
                 event := until(ObjectLoaded, RingReadable, RingWritable, StepCompleted), StepCompleted
             ):
                 if isinstance(event, ObjectLoaded):
-                    worker.send(execute(event, extent, position=position, step=step))
+                    process.send(execute(event, extent, position=position, step=step))
                 elif isinstance(event, RingReadable):
                     consumer.read()
                 else:
                     producer.on_writable(event)
             position += count
-        return ready, resident(worker.process.pid, paths)
+        return ready, resident(process.process.pid, paths)

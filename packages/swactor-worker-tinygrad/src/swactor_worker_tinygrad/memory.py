@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from swactor_core.memory import F32_BYTES, spare_rows
 from swactor_core.specs import align_up
 from swactor_core.spi.loader import StageManifest, TensorRef
 from swactor_core.spi.provider import WorkerMemory
@@ -17,7 +18,6 @@ from swactor_worker_tinygrad.parameters import ModelParameters
 from swactor_worker_tinygrad.stage_tensors import StageTensors, check_model
 from swactor_worker_tinygrad.tensor_types import BLOCKS, F32, GRAPH_TYPES, NATIVE_TYPES, PACKED_TYPES
 
-F32_BYTES = 4
 LANES = 16  # rows that are packed side by side
 _MIB = 1 << 20
 # Interpreter, libraries and opened device; what configuring adds to them. Measured, the same for every model.
@@ -54,12 +54,17 @@ def model_memory(
     head = copies(ends)
     if packed and tensors.head is not None:
         head += _filled_up([tensors.head])
+    rows = min(prefill_chunk, max_context)
+    places = max_context + spare_rows(max_context, prefill_chunk)
+    scratch = _expert_rows(parameters, rows) + _further_tables(parameters, places)
+    if not native:
+        scratch += _scores(parameters, tensors, rows, places)
     return WorkerMemory(
         layers=layers,
         embedding=copies(table),
         head=head,
         shared=copies(table) if tensors.head == tensors.embedding else 0,
-        scratch=_expert_rows(parameters, min(prefill_chunk, max_context)),
+        scratch=scratch,
         process=_process(wanted, tensors, native=native),
     )
 
@@ -113,3 +118,21 @@ def _filled_up(refs: Iterable[TensorRef]) -> int:
 def _expert_rows(parameters: ModelParameters, rows: int) -> int:
     """Gate and up of all experts that the rows of a chunk use: the model's facts speak of one."""
     return F32_BYTES * rows * parameters.experts_used * (2 * parameters.feed_forward_dim + LANES)
+
+
+def _further_tables(parameters: ModelParameters, places: int) -> int:
+    """Rope tables of layers that turn heads otherwise, and of queries: the model's facts speak of one."""
+    ropes = {parameters.rope_of(layer) for layer in parameters.layers}
+    tables = len(ropes) * (1 if parameters.temperature is None else 2)
+    return F32_BYTES * (tables - 1) * places * parameters.rope.dims
+
+
+def _scores(parameters: ModelParameters, tensors: StageTensors, rows: int, places: int) -> int:
+    """Between the kernels of a graph, scores and shares of a chunk lie in memory; each kind of block has its
+    own graph. Native kernels have only those of a few rows."""
+    layers = zip(parameters.layers, tensors.blocks, strict=True)
+    kinds = {
+        (parameters.window_of(layer), *((name, ref.ggml_type, ref.dims) for name, ref in block.items()))
+        for layer, block in layers
+    }
+    return 2 * F32_BYTES * len(kinds) * parameters.heads * rows * places
