@@ -85,8 +85,8 @@ def held_by_stage(
     environment: Mapping[str, str] | None = None,
 ) -> tuple[Resident, Resident]:
     """What a process of `worker` with this stage holds when it is ready for a role, and behind a prompt of
-    `prompt` rows and an answer of `tokens`: ids or activations from a generator of seed 0. Raises RuntimeError
-    when it failed."""
+    `prompt` rows and an answer of `tokens`: ids or activations from a generator of seed 0. Raises
+    RuntimeError when it failed."""
     config = stage_config(provision, manifest)
     paths = {os.path.realpath(tensor.path) for tensor in manifest.tensors}
     generator = np.random.default_rng(0)
