@@ -158,7 +158,7 @@ def test_worker_options_count_as_in_a_run(call: Any, home: Path) -> None:
     assert plain["copies_bytes"] == packed["copies_bytes"] == 0
     assert graph["copies_bytes"] > 1 << 20
     assert graph["process_bytes"] > packed["process_bytes"] == plain["process_bytes"] > 0
-    larger = graph["process_bytes"] - plain["process_bytes"]
+    larger = sum(graph[name + "_bytes"] - plain[name + "_bytes"] for name in ("process", "scratch"))
     assert graph["need_bytes"] - plain["need_bytes"] == graph["copies_bytes"] + larger
     limit = ("--nodes", 1, "--memory", graph["need_bytes"] - 1)
     assert call("plan", model, *limit).code == 0

@@ -6,13 +6,14 @@ Knows a process's maps as Linux shows them, and how a node drives a worker. It h
 from __future__ import annotations
 
 import os
+import random
 import re
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from swactor_core.machines.provisioning import stage_config
 from swactor_core.messages import (
     ObjectLoaded,
@@ -85,11 +86,14 @@ def held_by_stage(
     environment: Mapping[str, str] | None = None,
 ) -> tuple[Resident, Resident]:
     """What a process of `worker` with this stage holds when it is ready for a role, and behind a prompt of
-    `prompt` rows and an answer of `tokens`: ids or activations from a generator of seed 0. Raises
+    `prompt` rows and an answer of `tokens`: random ids, or one random row of activations. Raises
     RuntimeError when it failed."""
     config = stage_config(provision, manifest)
     paths = {os.path.realpath(tensor.path) for tensor in manifest.tensors}
-    generator = np.random.default_rng(0)
+    generator = random.Random(0)  # noqa: S311 - what it gives only has to look like a prompt
+    row = struct.pack(
+        f"<{manifest.hidden_dim}f", *(generator.gauss(0.0, 1.0) for _ in range(manifest.hidden_dim))
+    )
     with WorkerProcess(worker, environment=environment, ceiling=ARENA_BYTES) as process:
         process.initialize(settings)
 
@@ -111,9 +115,9 @@ def held_by_stage(
         for step, count in enumerate((prompt, *[1] * (tokens - 1))):
             consumer.data = b""
             if manifest.first:
-                payload = generator.integers(0, manifest.vocab_size, count).astype("<u4").tobytes()
+                payload = struct.pack(f"<{count}I", *generator.choices(range(manifest.vocab_size), k=count))
             else:
-                payload = generator.standard_normal((count, manifest.hidden_dim)).astype("<f4").tobytes()
+                payload = row * count
             extent = config.output_spec.max_extent if manifest.last else count * manifest.hidden_dim * 4
             producer.write(record(step, step, payload))
             while not isinstance(
