@@ -88,12 +88,12 @@ def cluster_of(home: Path, *memories: int | None) -> Path:
 
 
 def test_a_cluster_s_nodes_are_used_with_their_names_and_memory(call: Any, home: Path) -> None:
-    file = cluster_of(home, 3_000_000, 1_000_000)
+    file = cluster_of(home, 300_000_000, 100_000_000)
     record = planned(call, TINY / "llama-tied.gguf", "--cluster", file)
     first, second = record["stages"]
     assert (first["node"], second["node"]) == ("m0", "m1")
     assert first["node_id"] == node_hex(node_id_of(bytes(32)))
-    assert (first["memory_bytes"], second["memory_bytes"]) == (3_000_000, 1_000_000)
+    assert (first["memory_bytes"], second["memory_bytes"]) == (300_000_000, 100_000_000)
     assert first["weight_bytes"] > second["weight_bytes"]
 
 
@@ -119,11 +119,11 @@ def test_people_get_tables_that_stay_lines_in_a_pipe(call: Any) -> None:
     ]
 
 
-def test_memory_is_weights_cache_and_scratch(call: Any) -> None:
+def test_memory_is_weights_cache_scratch_copies_and_process(call: Any) -> None:
     record = planned(call, TINY / "llama-tied.gguf", "--nodes", 2, "--prompt-tokens", 10, "--max-tokens", 20)
     for stage in record["stages"]:
         assert stage["need_bytes"] == sum(
-            stage[name + "_bytes"] for name in ("weight", "kv", "scratch", "copies")
+            stage[name + "_bytes"] for name in ("weight", "kv", "scratch", "copies", "process")
         )
         assert stage["fetch_bytes"] == 0
     first, last = record["stages"]
@@ -142,24 +142,41 @@ def test_scratch_counts_against_the_declared_memory(call: Any, home: Path) -> No
     assert call("plan", TINY / "llama-tied.gguf", "--cluster", cluster_of(home, *enough)).code == 0
     said = call("plan", TINY / "llama-tied.gguf", "--cluster", cluster_of(home, enough[0], enough[1] - 1))
     assert said.code == 2
-    assert "weights, KV cache and scratch" in said.err
+    parts = {"weights": "weight", "KV cache": "kv", "scratch": "scratch", "the worker's process": "process"}
+    assert f"needs {enough[1]} bytes" in said.err
+    assert f"has {enough[1] - 1}" in said.err
+    for words, name in parts.items():
+        assert f"{words} {stages[1][name + '_bytes']}" in said.err
 
 
 def test_worker_options_count_as_in_a_run(call: Any, home: Path) -> None:
-    model = TINY.parent / "variants" / "gemma3-q8.gguf"
+    """Graphs unpack Q2_K once, into copies, and their process is larger; packing copies nothing for long."""
+    model = TINY.parent / "quants" / "Q2_K.gguf"
     plain = planned(call, model, "--nodes", 1)["stages"][0]
     packed = planned(call, model, "--nodes", 1, "--worker-option", "weights=packed")["stages"][0]
     graph = planned(call, model, "--nodes", 1, "--worker-option", "kernels=graph")["stages"][0]
-    assert plain["copies_bytes"] == graph["copies_bytes"] == 0
-    assert packed["need_bytes"] - plain["need_bytes"] == packed["copies_bytes"] > 0
+    assert plain["copies_bytes"] == packed["copies_bytes"] == 0
+    assert graph["copies_bytes"] > 1 << 20
     assert graph["process_bytes"] > packed["process_bytes"] == plain["process_bytes"] > 0
-    limit = ("--nodes", 1, "--memory", plain["need_bytes"])
+    larger = sum(graph[name + "_bytes"] - plain[name + "_bytes"] for name in ("process", "scratch"))
+    assert graph["need_bytes"] - plain["need_bytes"] == graph["copies_bytes"] + larger
+    limit = ("--nodes", 1, "--memory", graph["need_bytes"] - 1)
     assert call("plan", model, *limit).code == 0
-    said = call("plan", model, *limit, "--worker-option", "weights=packed")
-    assert said.code == 2
-    assert f"needs {packed['need_bytes']} bytes on node-0" in said.err
-    assert f"has {plain['need_bytes']}" in said.err
-    assert "leave the worker options" in said.err
+    for command in (("plan",), ("run", "--prompt-ids", "1" + ",1" * 31)):
+        said = call(command[0], model, *command[1:], *limit, "--worker-option", "kernels=graph")
+        assert said.code == 2
+        assert f"needs {graph['need_bytes']} bytes" in said.err
+        assert f"copies of weights {graph['copies_bytes']}" in said.err
+        assert f"has {graph['need_bytes'] - 1}" in said.err
+        assert "leave out the worker options" in said.err
+
+
+def test_a_cluster_s_nodes_have_the_worker_options_of_its_file(call: Any, home: Path) -> None:
+    file = cluster_of(home, None)
+    plain = planned(call, TINY.parent / "quants" / "Q2_K.gguf", "--cluster", file)["stages"][0]
+    file.write_text(file.read_text() + '[node.worker]\nkernels = "graph"\n')
+    graph = planned(call, TINY.parent / "quants" / "Q2_K.gguf", "--cluster", file)["stages"][0]
+    assert graph["copies_bytes"] > plain["copies_bytes"] == 0
 
 
 def test_wrong_worker_options_are_refused_as_in_a_run(call: Any, home: Path) -> None:

@@ -17,10 +17,12 @@ from swactor_core.planner import (
     RuntimeChoices,
     partition,
     plan_run,
+    stage_memory,
     validate_plan,
 )
 from swactor_core.specs import DTypeFamily, ObjectKind
 from swactor_core.spi.loader import ModelFacts
+from swactor_core.spi.provider import WorkerMemory
 
 SOURCE = GgufSource("model.gguf", "d" * 64)
 ORCHESTRATOR = NodeId(1 << 63)
@@ -204,13 +206,51 @@ def test_a_tied_table_on_one_stage_is_counted_once():
 def test_the_kv_cache_of_the_whole_run_counts_for_fitting():
     facts = facts_of([10, 10], kv=[1, 1])
     plan_of(facts, [42], prompt=(1,) * 5, max_tokens=6)
-    with pytest.raises(UsageError, match="needs 42 bytes for weights and KV cache and has 41"):
+    with pytest.raises(UsageError, match=r"needs 42 bytes \(weights 20, KV cache 22\) and has 41"):
         plan_of(facts, [41], prompt=(1,) * 5, max_tokens=6)
 
 
 def test_a_small_node_gets_what_it_can_hold_even_when_the_balance_suffers():
     facts = facts_of([10, 10, 30, 10], kv=[0, 5, 0, 0])
     assert ranges(plan_of(facts, [40, None], prompt=(1,), max_tokens=9)) == [(0, 1), (1, 4)]
+
+
+def test_a_stage_holds_the_prompt_s_objects_of_its_own_edges():
+    facts = facts_of([10, 10, 10])
+    plan = plan_of(facts, [None] * 3, prompt=(1,) * 7)
+    held = [memory.scratch for memory in stage_memory(plan, facts, prefill_chunk=1)]
+    object_bytes = 4 * 7 * facts.hidden_dim
+    assert held[1] - held[0] == object_bytes  # rows in and out, the first stage only out
+    assert held[2] - held[0] == 4 * facts.vocab_size  # rows in, and the logits
+
+
+def test_what_workers_take_counts_and_is_named():
+    facts = facts_of([10, 10, 10, 10], embedding=6, head=6)
+    copying = WorkerMemory((5, 5, 5, 5), embedding=3, head=2, shared=1, scratch=4, process=100)
+    plain = WorkerMemory((0,) * 4, process=100)
+    needs = [memory.total for memory in stage_memory(plan_of(facts, [None]), facts, workers=[copying])]
+    assert needs == [stored(facts, (0, 4), 0) + 20 + 3 + 2 - 1 + 4 + 100]
+
+    def nodes(first, second):
+        return [NodeCapacity(NodeId(1), first, copying), NodeCapacity(NodeId(2), second, plain)]
+
+    assert partition(nodes(1000, 1000), facts, max_seq_len=1)[1] == 2
+    # the first node has room for the weights of two layers, but not for their copies
+    assert partition(nodes(100 + 4 + 6 + 3 + 29, 1000), facts, max_seq_len=1)[1] == 1
+    named = r"weights 26, scratch 4, copies of weights 13, the worker's process 100\) and has 104"
+    with pytest.raises(UsageError, match=named) as told:
+        partition(nodes(104, 104), facts, max_seq_len=1)
+    assert "add nodes" in str(told.value.hint)
+    with pytest.raises(ValueError, match="speaks of 4 layers, the model has 2"):
+        partition(nodes(1000, 1000), facts_of([1, 1]), max_seq_len=1)
+
+
+def test_options_that_copy_weights_are_the_remedy_where_they_are_the_cause():
+    facts = facts_of([10, 10])
+    inventory = [NodeCapacity(NodeId(1), 50, WorkerMemory((40, 40)))]
+    with pytest.raises(UsageError, match="copies of weights 80") as told:
+        partition(inventory, facts, max_seq_len=1)
+    assert told.value.hint.startswith("leave out the worker options that copy weights")
 
 
 def test_more_nodes_than_layers_names_both():

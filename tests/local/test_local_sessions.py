@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,14 @@ import event_checker
 import pytest
 from local_command import until
 from swactor_core.config import PluginChoice
+from swactor_core.faults import FaultReason
+from swactor_core.hosting import memory_of_workers
+from swactor_core.ids import NodeId, RunId
 from swactor_core.machines.run import RunOutcome, RunState
 from swactor_core.orchestrator.orchestrator import RunListener, RunRequest
 from swactor_core.orchestrator.session import LocalSession
 from swactor_core.plan import GgufSource, TokenOutputPolicy
+from swactor_core.planner import EdgeIdAllocator, NodeCapacity, plan_run, stage_memory
 from swactor_core.plugins import Plugins, load_plugins
 from swactor_core.spi.provider import Kind
 from swactor_testing.echo import reference_tokens
@@ -151,3 +156,45 @@ async def test_a_stop_right_behind_a_step_of_the_run_finds_everything_to_stop(
     assert result.outcome is RunOutcome.OPERATOR_STOPPED
     assert result.unproven == ()
     event_checker.check(events)
+
+
+async def test_a_node_s_own_worker_options_count_in_its_memory(plugins: Plugins) -> None:
+    """Graphs copy Q2_K as f32. Nobody but the nodes says which options their workers have; with the memory
+    that they declare, nothing is loaded, and the fault names what is needed and what is there."""
+    path = str(Path(__file__).parent.parent / "data" / "quants" / "Q2_K.gguf")
+    choice, prompt = PluginChoice(), (1, 2, 3)
+    request = request_for(plugins, path, prompt, max_tokens=2)
+    model = plugins.select(Kind.LOADER, "gguf").factory().open(path)
+    manifest = model.manifest(0, model.facts.num_layers)
+    model.close()
+    say = memory_of_workers(plugins, choice, manifest, positions=5, prefill_chunk=32)
+    needs = {}
+    for kernels in ("native", "graph"):
+        worker = say({"worker": "tinygrad", "settings": {"kernels": kernels}})
+        plan = plan_run(
+            [NodeCapacity(NodeId(1), None, worker)], request.facts,
+            source=request.source, choices=request.choices(),
+            run_id=RunId(1), orchestrator=NodeId(0), edge_ids=EdgeIdAllocator(),
+        )  # fmt: skip
+        (memory,) = stage_memory(plan, request.facts, prefill_chunk=32, workers=[worker])
+        needs[kernels] = memory.total
+    assert needs["graph"] > needs["native"] + (4 << 20)
+    request = replace(request, worker_memory=say)
+    for kernels, memory_bytes in (("graph", needs["graph"] - 1), ("native", needs["native"])):
+        events: list[dict[str, Any]] = []
+        session = LocalSession(
+            plugins, choice,
+            nodes=1, worker={"kernels": kernels}, memory_bytes=memory_bytes, sinks=(events.append,),
+        )  # fmt: skip
+        async with session:
+            result = await session.run(request)
+        if kernels == "native":
+            assert result.outcome is RunOutcome.COMPLETED
+            assert any(event["event"].startswith("stage_") for event in events)
+            continue
+        assert result.fault is not None
+        assert result.fault.reason is FaultReason.PLAN_INVALID
+        assert f"needs {needs['graph']} bytes" in result.fault.detail
+        assert "copies of weights" in result.fault.detail
+        assert f"has {memory_bytes}" in result.fault.detail
+        assert not any(event["event"].startswith("stage_") for event in events), "a stage was provisioned"

@@ -105,6 +105,27 @@ def test_bytes_that_were_let_go_can_be_read_again(backend: Any) -> None:
     files.close()
 
 
+def test_rows_are_read_from_the_file_without_its_map(backend: Any, tmp_path: Path) -> None:
+    from swactor_worker_tinygrad.weights import ALIGNMENT, WeightFiles
+
+    path = tmp_path / "model.gguf"
+    path.write_bytes((DATA / "llama-tied.gguf").read_bytes())
+    table = next(ref for ref in manifest_of(path).tensors if ref.name == "token_embd.weight")
+    files = WeightFiles("CPU")
+    files.open([table])
+    stored = files.stored(table).reshape(table.dims[1], -1)
+    ids = np.array([3, 0, table.dims[1] - 1, 3], np.uint32)
+    rows = files.read_rows(table, ids)
+    assert np.array_equal(rows, stored[ids])
+    assert rows.ctypes.data % ALIGNMENT == 0
+    del stored
+    with path.open("r+b") as file:
+        file.truncate(table.offset + table.nbytes - 1)
+    with pytest.raises(OSError, match=r"model.gguf ended while it was in use, before row .* of 'token_embd"):
+        files.read_rows(table, ids)
+    files.close()
+
+
 def test_a_misaligned_file_is_copied_and_gives_the_same_ids(either: Any, tmp_path: Path) -> None:
     shifted = tmp_path / "shifted.gguf"
     shifted.write_bytes(b"\0" * 9 + MODEL.read_bytes())

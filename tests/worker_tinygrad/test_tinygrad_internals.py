@@ -212,6 +212,32 @@ def test_a_graph_over_values_that_capturing_made_is_not_kept(internals: Any) -> 
         np.testing.assert_array_equal(inputs[1].numpy(), np.arange(8) + 1)
 
 
+def test_what_capturing_leaves_in_caches_is_let_go(internals: Any) -> None:
+    """And is not needed: the same is captured again, with the same result."""
+    from tinygrad import Tensor
+    from tinygrad.codegen import to_program_cache
+    from tinygrad.engine.realize import runtime_cache
+    from tinygrad.schedule import indexing, schedule_cache
+
+    def doubled(inputs: list[Tensor]) -> None:
+        inputs[1].assign(inputs[0].reshape(3, 2).permute(1, 0).reshape(6) * 2).realize()
+
+    results = []
+    for _ in range(2):
+        x, y = (filled(internals, data)[1] for data in (np.arange(6, dtype="f4"), np.zeros(6, "f4")))
+        graph = internals.Graph(doubled, [x, y], {})
+        assert not any((to_program_cache, schedule_cache, runtime_cache))
+        assert indexing.apply_movement_op.cache_info().currsize == 0
+        graph.bind([x, y]).run({})
+        results.append(y.numpy().tolist())
+    assert results == [[0, 4, 8, 2, 6, 10]] * 2
+    Tensor([1.0, 2.0]).sum().realize()
+    assert to_program_cache  # these are the caches that tinygrad fills
+    assert schedule_cache
+    internals.forget_captures()
+    assert not any((to_program_cache, schedule_cache, runtime_cache))
+
+
 def test_a_variable_of_one_value_is_widened(internals: Any) -> None:
     variable = internals.position_variable("place", 0)
     assert (variable.vmin, variable.vmax) == (0, 1)

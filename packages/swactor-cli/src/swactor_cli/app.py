@@ -226,6 +226,14 @@ def run(
     cluster: Annotated[
         str | None, typer.Option(help="Run on the nodes of this cluster file.", rich_help_panel=_PLACE)
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help="What a stage's worker may take on each local node, like 8GiB.",
+            show_default=False,
+            rich_help_panel=_PLACE,
+        ),
+    ] = None,
     device: Annotated[
         str | None,
         typer.Option(help="Compute device of local nodes, such as CPU or CUDA.", rich_help_panel=_PLACE),
@@ -325,6 +333,7 @@ def run(
         prefill_chunk=prefill_chunk,
         token_timeout=token_timeout,
         pool_timeout=pool_timeout,
+        memory=memory,
         device=device,
         worker_options=tuple(worker_option or ()),
         events=events,
@@ -353,7 +362,7 @@ def node(
         str | None, typer.Option(help="Address that others reach this node at (default: found out).")
     ] = None,
     memory: Annotated[
-        str | None, typer.Option(help="What weights and KV cache may take here, like 8GiB.")
+        str | None, typer.Option(help="What a stage's worker may take here, like 8GiB.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="Compute device, such as CPU or CUDA.")] = None,
     worker_option: Annotated[
@@ -407,7 +416,7 @@ def plan(
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 32,
     prefill_chunk: PrefillChunk = PREFILL_CHUNK,
     memory: Annotated[
-        str | None, typer.Option(help="What a stage may hold on each of --nodes, like 8GiB.")
+        str | None, typer.Option(help="What a stage's worker may take on each of --nodes, like 8GiB.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="Compute device, such as CPU or CUDA.")] = None,
     worker_option: Annotated[

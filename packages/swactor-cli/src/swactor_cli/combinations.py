@@ -21,6 +21,7 @@ RUN_EXCLUDES: Mapping[tuple[str, str], str] = MappingProxyType(
         ("--nodes", "--cluster"): "a cluster file names its nodes",
         ("--device", "--cluster"): _OF_NODES.format("--device"),
         ("--worker-option", "--cluster"): _OF_NODES.format("--worker-option"),
+        ("--memory", "--cluster"): "a node says what it has",
         ("--quiet", "--verbose"): _TALK,
     }
 )

@@ -2,17 +2,23 @@
 
 A part whose `crosses_processes` is False binds what uses it together to one process: transport and membership
 bind the nodes to the orchestrator's, an arena binds a worker to its node's. Also whether the worker would
-take a model at all. Knows providers, starts nothing.
+take a model at all, and what it would hold of it. Knows providers, starts nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from swactor_core.config import PluginChoice
-from swactor_core.errors import ModelError, UsageError
+from swactor_core.errors import ConfigError, ModelError, UsageError
 from swactor_core.plugins import Plugins
 from swactor_core.spi.loader import StageManifest
-from swactor_core.spi.provider import Kind, Provider
+from swactor_core.spi.provider import Kind, Provider, WorkerMemory
 from swactor_core.spi.worker import RoleError
+
+#: from the facts of a node's worker to what it takes of a run's model
+WorkersSay = Callable[[Mapping[str, Any]], WorkerMemory | None]
 
 _TIES_NODES = (Kind.TRANSPORT, Kind.MEMBERSHIP)
 
@@ -65,6 +71,26 @@ def refuse_unfit_model(
         check(manifest, positions)
     except RoleError as error:
         raise ModelError(error.message, hint=error.hint) from error
+
+
+def memory_of_workers(
+    plugins: Plugins, choice: PluginChoice, manifest: StageManifest, *, positions: int, prefill_chunk: int
+) -> WorkersSay:
+    """What the chosen worker takes of the whole model's stages in such a run, by the facts of a node whose
+    worker it is: they hold the settings that it has. None where nobody knows: another worker, a model that
+    this one refuses, or one that says nothing."""
+    worker = plugins.select(Kind.WORKER, choice.worker)
+
+    def say(facts: Mapping[str, Any]) -> WorkerMemory | None:
+        settings = facts.get("settings")
+        if worker.memory is None or facts.get("worker") != worker.name or not isinstance(settings, dict):
+            return None
+        try:
+            return worker.memory(manifest, positions, prefill_chunk=prefill_chunk, settings=settings)
+        except (ConfigError, RoleError):
+            return None  # the node's worker refuses it in its own words
+
+    return say
 
 
 def _tying(plugins: Plugins, choice: PluginChoice) -> list[Provider]:

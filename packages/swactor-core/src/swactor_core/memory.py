@@ -1,4 +1,4 @@
-"""What one stage holds in its device's memory: weights, KV cache, and scratch for the rows of one step.
+"""What one stage holds in its device's memory: weights, KV cache, and scratch for the rows of its steps.
 
 Pure arithmetic on model facts. Knows what a transformer block computes with, not how a worker lays it out: a
 worker may round up, and its process has a size of its own.
@@ -16,15 +16,18 @@ F32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Bytes. `weights` as stored, `kv` of all positions of the run, `scratch` of everything else."""
+    """Bytes. `weights` as stored, `kv` of all positions of the run, `scratch` of what steps need; `copies` of
+    weights and `process` as the worker says them."""
 
     weights: int
     kv: int
     scratch: int
+    copies: int = 0
+    process: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.scratch
+        return self.weights + self.kv + self.scratch + self.copies + self.process
 
 
 def spare_rows(max_seq_len: int, prefill_chunk: int) -> int:
@@ -48,6 +51,12 @@ def scratch_bytes(facts: ModelFacts, *, max_seq_len: int, prefill_chunk: int, la
     places = max_seq_len + spare_rows(max_seq_len, prefill_chunk)
     rope = places * query // heads
     return F32_BYTES * (block + rope + (facts.vocab_size if last else 0))
+
+
+def object_bytes(facts: ModelFacts, *, rows: int, first: bool, last: bool) -> int:
+    """The prompt's objects, each of which lies on the device whole: `rows` of activations in and out, where
+    the stage takes them from or gives them to another."""
+    return F32_BYTES * rows * facts.hidden_dim * ((not first) + (not last))
 
 
 def _largest(facts: ModelFacts, key: str, default: int) -> int:

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from swactor_core.errors import UsageError
 from swactor_core.ids import EdgeId, NodeId, RunId, StageIndex, node_hex
-from swactor_core.memory import StageMemory, scratch_bytes, spare_rows
+from swactor_core.memory import StageMemory, object_bytes, scratch_bytes, spare_rows
 from swactor_core.plan import (
     EdgeEndpoint,
     EdgeKind,
@@ -38,6 +38,7 @@ from swactor_core.specs import (
     activation_max_extent,
 )
 from swactor_core.spi.loader import ModelFacts
+from swactor_core.spi.provider import WorkerMemory
 
 __all__ = [
     "EdgeIdAllocator",
@@ -45,6 +46,7 @@ __all__ = [
     "RuntimeChoices",
     "partition",
     "plan_run",
+    "positions_of",
     "stage_memory",
     "validate_plan",
 ]
@@ -57,11 +59,13 @@ MAX_RING = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class NodeCapacity:
-    """One node of the inventory (spec section 4). `memory_bytes` is what it declares for weights and KV
-    cache; None says nothing is declared: it is given an average share and anything fits."""
+    """One node of the inventory (spec section 4). `memory_bytes` is what it declares for a stage's worker,
+    all in all; None says nothing is declared: it is given an average share and anything fits. `worker` is
+    what its worker takes of this run's model beside what the facts tell; None says that nobody knows."""
 
     node_id: NodeId
     memory_bytes: int | None = None
+    worker: WorkerMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +116,12 @@ def plan_run(
     """
     prompt = len(choices.prompt)
     _check_choices(facts, choices)
-    max_seq_len = min(prompt + choices.max_tokens, facts.context_length)
+    max_seq_len = positions_of(facts, choices)
     # The last token is never fed back, so it needs no place in the context.
     max_tokens = min(choices.max_tokens, max_seq_len - prompt + 1)
-    starts = partition(inventory, facts, max_seq_len=max_seq_len, prefill_chunk=choices.prefill_chunk)
+    starts = partition(
+        inventory, facts, max_seq_len=max_seq_len, prefill_chunk=choices.prefill_chunk, prompt_rows=prompt
+    )
     edges = _edges(inventory, facts, choices, max_seq_len, run_id, orchestrator, edge_ids)
     stages = tuple(
         StagePlan(
@@ -157,6 +163,11 @@ def check_prompt_length(facts: ModelFacts, tokens: int) -> None:
         )
 
 
+def positions_of(facts: ModelFacts, choices: RuntimeChoices) -> int:
+    """The places of the context that a run takes at most."""
+    return min(len(choices.prompt) + choices.max_tokens, facts.context_length)
+
+
 def _check_choices(facts: ModelFacts, choices: RuntimeChoices) -> None:
     if not choices.prompt:
         raise UsageError("the prompt has no token", hint="give a prompt that is not empty")
@@ -188,13 +199,19 @@ class _Costs:
         facts: ModelFacts,
         max_seq_len: int,
         prefill_chunk: int | None,
+        prompt_rows: int,
     ) -> None:
         self.memory = [node.memory_bytes for node in inventory]
+        self._workers = [node.worker for node in inventory]
+        self._copied = [
+            [0, *accumulate(worker.layers)] if worker is not None else None for worker in self._workers
+        ]
         self._last = len(inventory) - 1
         self._facts = facts
         self._layers = [0, *accumulate(facts.layer_bytes)]
         self._kv = [0, *accumulate(per_token * max_seq_len for per_token in facts.kv_bytes_per_token)]
         self._max_seq_len, self._prefill_chunk = max_seq_len, prefill_chunk
+        self._prompt_rows = prompt_rows
         self._scratch = [
             0
             if prefill_chunk is None
@@ -207,10 +224,6 @@ class _Costs:
         # Integers in the ratio of one over the share: loads compare exactly, without rounding.
         whole = lcm(*shares)
         self._weight = [whole // share for share in shares]
-
-    @property
-    def counts_scratch(self) -> bool:
-        return self._prefill_chunk is not None
 
     def stored(self, stage: int, start: int, end: int) -> int:
         total = self._layers[end] - self._layers[start]
@@ -227,15 +240,23 @@ class _Costs:
         return self.stored(stage, start, end) * self._weight[stage]
 
     def need(self, stage: int, start: int, end: int) -> int:
-        """What must lie in the node's memory: weights, the KV cache of the whole run, and scratch."""
+        """What must lie in the node's memory: weights, the KV cache of the whole run, scratch, and what the
+        worker adds."""
         return self.memory_of(stage, start, end).total
 
     def memory_of(self, stage: int, start: int, end: int) -> StageMemory:
         kv, scratch = self._kv[end] - self._kv[start], 0
+        first, last = stage == 0, stage == self._last
         if (chunk := self._prefill_chunk) is not None:
             places = self._max_seq_len
-            scratch = kv * spare_rows(places, chunk) // places + self._scratch[stage == self._last]
-        return StageMemory(self.stored(stage, start, end), kv, scratch)
+            scratch = kv * spare_rows(places, chunk) // places + self._scratch[last]
+            scratch += object_bytes(self._facts, rows=self._prompt_rows, first=first, last=last)
+        stored, worker, copied = self.stored(stage, start, end), self._workers[stage], self._copied[stage]
+        if worker is None or copied is None:
+            return StageMemory(stored, kv, scratch)
+        copies = copied[end] - copied[start] + first * worker.embedding + last * worker.head
+        copies -= (first and last) * worker.shared
+        return StageMemory(stored, kv, scratch + worker.scratch, copies, worker.process)
 
     def fits(self, stage: int, start: int, end: int) -> bool:
         memory = self.memory[stage]
@@ -248,6 +269,7 @@ def partition(
     *,
     max_seq_len: int,
     prefill_chunk: int | None = None,
+    prompt_rows: int = 1,
 ) -> tuple[int, ...]:
     """The bounds 0 = b0 < b1 < … < bn = num_layers of the stages' layer ranges, stage i on node i.
 
@@ -271,7 +293,10 @@ def partition(
                 f"node {node_hex(node.node_id)} declares {node.memory_bytes} bytes of memory",
                 hint="declare what it has, or nothing",
             )
-    costs = _Costs(inventory, facts, max_seq_len, prefill_chunk)
+    for node in inventory:
+        if node.worker is not None and len(node.worker.layers) != layers:
+            raise ValueError(f"a worker speaks of {len(node.worker.layers)} layers, the model has {layers}")
+    costs = _Costs(inventory, facts, max_seq_len, prefill_chunk, prompt_rows)
     best = _best_bounds(costs, stages, layers, fit=True)
     if best is None:
         _refuse(costs, inventory, _best_bounds(costs, stages, layers, fit=False))
@@ -279,11 +304,19 @@ def partition(
 
 
 def stage_memory(
-    plan: RunPlan, facts: ModelFacts, *, prefill_chunk: int | None = None
+    plan: RunPlan,
+    facts: ModelFacts,
+    *,
+    prefill_chunk: int | None = None,
+    workers: Sequence[WorkerMemory | None] = (),
 ) -> tuple[StageMemory, ...]:
-    """What each stage of `plan` holds in its node's memory, as `partition` counts it."""
-    inventory = [NodeCapacity(stage.node_id) for stage in plan.stages]
-    costs = _Costs(inventory, facts, plan.model.max_seq_len, prefill_chunk)
+    """What each stage of `plan` holds in its node's memory, as `partition` counts it; `workers` are those of
+    the stages' nodes, none or one for each."""
+    inventory = [
+        NodeCapacity(stage.node_id, None, workers[index] if workers else None)
+        for index, stage in enumerate(plan.stages)
+    ]
+    costs = _Costs(inventory, facts, plan.model.max_seq_len, prefill_chunk, len(plan.runtime.prompt))
     return tuple(costs.memory_of(s.stage_index, s.layer_start, s.layer_end_exclusive) for s in plan.stages)
 
 
@@ -337,11 +370,22 @@ def _refuse(costs: _Costs, inventory: Sequence[NodeCapacity], bounds: tuple[int,
         if memory is not None and (need := costs.need(stage, start, end)) > memory:
             lacking.append((need - memory, stage, start, end, need, memory))
     _, stage, start, end, need, memory = max(lacking)
-    held = "weights, KV cache and scratch" if costs.counts_scratch else "weights and KV cache"
+    held = costs.memory_of(stage, start, end)
+    named = {
+        "weights": held.weights,
+        "KV cache": held.kv,
+        "scratch": held.scratch,
+        "copies of weights": held.copies,
+        "the worker's process": held.process,
+    }
+    parts = ", ".join(f"{name} {nbytes}" for name, nbytes in named.items() if nbytes)
+    hint = "add nodes, take a smaller quantisation, or ask for fewer tokens"
+    if held.copies >= need - memory:
+        hint = "leave out the worker options that copy weights, such as weights=packed; or " + hint
     raise UsageError(
         f"the model does not fit: stage {stage} on node {node_hex(inventory[stage].node_id)} with layers "
-        f"[{start}, {end}) needs {need} bytes for {held} and has {memory}",
-        hint="add nodes, take a smaller quantisation, or ask for fewer tokens",
+        f"[{start}, {end}) needs {need} bytes ({parts}) and has {memory}",
+        hint=hint,
     )
 
 

@@ -10,6 +10,7 @@ import gc
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from swactor_core.errors import ResourceError
@@ -73,6 +74,7 @@ class TinygradBackend:
             "tinygrad": environment.TINYGRAD_VERSION,
             "compiler": self._variables.get("CC", ""),
             "architectures": list(FAMILIES),
+            "settings": asdict(self.settings),
         }
         if self.settings.device_kind == "CPU":
             facts["threads"] = self.settings.threads
@@ -162,6 +164,7 @@ class TinygradBackend:
                 blocks=blocks,
                 ends=ends,
                 embedding=None if tensors.embedding is None else bound[tensors.embedding.name],
+                stored_rows=lambda ids: files.read_rows(tensors.embedding, ids),
                 rope=tables,
             )
         return GraphEngine(
@@ -226,9 +229,13 @@ class TinygradBackend:
             self._choose_kernels(engine, progress, check)
         steps = engine.compile_steps()
         total = len(steps) + len(engine.warm_counts)
+        stored = {ref.name: ref for ref in tensors.all()}
         for done, step in enumerate(steps):
             check()
             step()
+            # at once, or all that is packed would for a moment be held twice
+            for name in stored.keys() & engine.packed_names:
+                files.let_go(stored.pop(name))
             progress(LoadProgress("compile", done + 1, total))
         for done, count in enumerate(engine.warm_counts):
             check()
@@ -236,9 +243,6 @@ class TinygradBackend:
             if config.manifest.last:
                 engine.project(count)
             progress(LoadProgress("compile", len(steps) + done + 1, total))
-        for ref in tensors.all():
-            if ref.name in engine.packed_names:
-                files.let_go(ref)
         role = ModelStage(config, engine=engine, bridge=self._bridge, files=files)
         self._roles.append(role)
         progress(LoadProgress("ready", 1, 1))

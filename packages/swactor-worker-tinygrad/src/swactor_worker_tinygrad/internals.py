@@ -21,11 +21,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from tinygrad import Device, Tensor, TinyJit, dtypes, helpers
+from tinygrad.codegen import to_program_cache
 from tinygrad.device import Buffer, TinyELF
 from tinygrad.dtype import DType
-from tinygrad.engine.realize import resolve_params, run_linear
+from tinygrad.engine.realize import resolve_params, run_linear, runtime_cache
 from tinygrad.helpers import ContextVar, diskcache_get, diskcache_put
 from tinygrad.llm.gguf import _GGML_NATIVE, _GGML_QUANT, ggml_data_to_tensor
+from tinygrad.schedule import indexing, schedule_cache
+from tinygrad.uop import divandmod
 from tinygrad.uop.ops import Ops, UOp
 
 from swactor_worker_tinygrad.kernel_search import Found, KernelSearch
@@ -48,6 +51,7 @@ __all__ = [
     "copy_within_device",
     "cpu_compiler",
     "dequantise",
+    "forget_captures",
     "graph_types",
     "large_memory",
     "new_buffer",
@@ -374,6 +378,8 @@ class Graph:
             self._recipe = replace(self._recipe, choices=tuple(self._search.choices.items()))
         if kept and self._recipe.portable:
             diskcache_put(_RECIPES, kept, self._recipe)
+        del jit, linear, made
+        forget_captures()
 
     @property
     def choices(self) -> dict[str, Found | None]:
@@ -407,6 +413,15 @@ class Graph:
 
 
 _RECIPES = "swactor_graph"
+
+
+def forget_captures() -> None:
+    """Empties tinygrad's caches of graphs, schedules and generated programs, which hold tens of MiB and never
+    let go: a recipe needs none of them. What is captured again is made again, but not compiled again."""
+    for cache in (to_program_cache, schedule_cache, runtime_cache):
+        cache.clear()
+    for function in (indexing.apply_movement_op, indexing._apply_reshape, divandmod.fold_divmod_general):
+        function.cache_clear()
 
 
 def _load(code: TinyELF) -> Any:

@@ -1,4 +1,4 @@
-"""What a stage takes in memory besides what its model says: second copies, and the worker's process itself.
+"""What a model's stages take in memory besides what its facts say: copies, scratch, and the worker's process.
 
 Knows what the settings do to weights, and what was measured of the process (docs/performance.md). Must not
 know engines or files, and imports no tinygrad: plans are made where nothing is run.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from swactor_core.memory import F32_BYTES, spare_rows
 from swactor_core.specs import align_up
 from swactor_core.spi.loader import StageManifest, TensorRef
 from swactor_core.spi.provider import WorkerMemory
@@ -15,20 +16,24 @@ from swactor_core.spi.provider import WorkerMemory
 from swactor_worker_tinygrad.environment import WorkerSettings, read_settings
 from swactor_worker_tinygrad.parameters import ModelParameters
 from swactor_worker_tinygrad.stage_tensors import StageTensors, check_model
-from swactor_worker_tinygrad.tensor_types import GRAPH_TYPES, NATIVE_TYPES, PACKED_TYPES
+from swactor_worker_tinygrad.tensor_types import BLOCKS, F32, GRAPH_TYPES, NATIVE_TYPES, PACKED_TYPES
 
-F32_BYTES = 4
 LANES = 16  # rows that are packed side by side
 _MIB = 1 << 20
-# Interpreter, libraries and opened device; what configuring adds to them; what capturing graphs adds, which a
-# later start of the same graphs does not. Measured, and the same for every model.
+# Interpreter, libraries and opened device; what configuring adds to them. Measured, the same for every model.
 PROCESS = 66 * _MIB
 CONFIGURED = 5 * _MIB
-CAPTURED = 27 * _MIB
+# What capturing a graph leaves behind in Python's heap, which a later start of the same graphs does not: the
+# most that any of the model's types takes, because caches are emptied after each. A graph unpacks its
+# weights, and k-quants take most operations for that.
+CAPTURED = 17 * _MIB
+CAPTURED_BLOCKS = 25 * _MIB
+CAPTURED_SUPERBLOCKS = 47 * _MIB
+_SUPERBLOCK = 256  # values
 _KEPT_IN_FILE = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 
 
-def stage_memory(
+def model_memory(
     manifest: StageManifest, max_context: int, *, prefill_chunk: int, settings: Mapping[str, object]
 ) -> WorkerMemory:
     """See `Provider.memory`. Raises ConfigError for a wrong setting, RoleError for a model or a choice of
@@ -36,12 +41,32 @@ def stage_memory(
     wanted = read_settings(settings)
     parameters, tensors = check_model(manifest, max_context)
     native = _native(wanted, manifest, tensors)
-    copies = sum(_unpacked(ref, native=native) for ref in tensors.all())
-    if native and wanted.weights != "mapped":
-        copies += _packed(tensors)
+    packed = native and wanted.weights != "mapped"
+
+    def copies(refs: Iterable[TensorRef]) -> int:
+        unpacked = (ref for ref in refs if ref.ggml_type not in (NATIVE_TYPES if native else GRAPH_TYPES))
+        return sum(_elements(ref) * F32_BYTES for ref in unpacked)
+
+    layers = tuple(copies(block.values()) + packed * _packed(block) for block in tensors.blocks)
+    # a graph takes rows of the embedding from the file; native kernels read the table
+    table = [tensors.embedding] if native and tensors.embedding is not None else []
+    ends = [ref for ref in (tensors.output_norm, tensors.head, tensors.head_bias) if ref is not None]
+    head = copies(ends)
+    if packed and tensors.head is not None:
+        head += _filled_up([tensors.head])
     rows = min(prefill_chunk, max_context)
-    process = PROCESS + CONFIGURED + (0 if native else CAPTURED)
-    return WorkerMemory(copies + _expert_rows(parameters, rows), process)
+    places = max_context + spare_rows(max_context, prefill_chunk)
+    scratch = _expert_rows(parameters, rows) + _further_tables(parameters, places)
+    if not native:
+        scratch += _scores(parameters, tensors, rows, places)
+    return WorkerMemory(
+        layers=layers,
+        embedding=copies(table),
+        head=head,
+        shared=copies(table) if tensors.head == tensors.embedding else 0,
+        scratch=scratch,
+        process=_process(wanted, tensors, native=native),
+    )
 
 
 def _native(wanted: WorkerSettings, manifest: StageManifest, tensors: StageTensors) -> bool:
@@ -54,34 +79,38 @@ def _native(wanted: WorkerSettings, manifest: StageManifest, tensors: StageTenso
     )
 
 
-def _unpacked(ref: TensorRef, *, native: bool) -> int:
-    """The f32 copy of a tensor whose type kernels do not read; the file's own pages count as weights."""
-    if ref.ggml_type in (NATIVE_TYPES if native else GRAPH_TYPES):
+def _process(wanted: WorkerSettings, tensors: StageTensors, *, native: bool) -> int:
+    """Where the device has a memory of its own, the process lies in another."""
+    if wanted.device_kind != "CPU":
         return 0
+    if native:
+        return PROCESS + CONFIGURED
+    refs = [ref for block in tensors.blocks for ref in block.values() if len(ref.dims) > 1]
+    values = {BLOCKS[ref.ggml_type if ref.ggml_type in GRAPH_TYPES else F32][0] for ref in refs}
+    captured = CAPTURED_BLOCKS if max(values) > 1 else CAPTURED
+    if _SUPERBLOCK in values:
+        captured = CAPTURED_SUPERBLOCKS
+    return PROCESS + CONFIGURED + captured
+
+
+def _elements(ref: TensorRef) -> int:
     elements = 1
     for size in ref.dims:
         elements *= size
-    return elements * F32_BYTES
+    return elements
 
 
-def _packed(tensors: StageTensors) -> int:
-    """What packing adds: rows filled up to whole lanes, and the embedding where the head is the same table,
-    which stays mapped for looking rows up."""
-    matrices = [
+def _packed(block: Mapping[str, TensorRef]) -> int:
+    """What packing adds to a layer: a matrix takes its place anew and lets its pages of the file go."""
+    return _filled_up(
         ref
-        for block in tensors.blocks
         for name, ref in block.items()
         if len(ref.dims) > 1 and name.removesuffix(".weight") not in _KEPT_IN_FILE
-    ]
-    added = _filled_up(matrices)
-    if tensors.head is not None:
-        added += _filled_up([tensors.head])
-        if tensors.head == tensors.embedding and tensors.head.ggml_type in PACKED_TYPES:
-            added += tensors.head.nbytes
-    return added
+    )
 
 
 def _filled_up(refs: Iterable[TensorRef]) -> int:
+    """Rows filled up to whole lanes."""
     packed = [ref for ref in refs if ref.ggml_type in PACKED_TYPES]
     return sum(ref.nbytes // ref.dims[1] * (align_up(ref.dims[1], LANES) - ref.dims[1]) for ref in packed)
 
@@ -89,3 +118,21 @@ def _filled_up(refs: Iterable[TensorRef]) -> int:
 def _expert_rows(parameters: ModelParameters, rows: int) -> int:
     """Gate and up of all experts that the rows of a chunk use: the model's facts speak of one."""
     return F32_BYTES * rows * parameters.experts_used * (2 * parameters.feed_forward_dim + LANES)
+
+
+def _further_tables(parameters: ModelParameters, places: int) -> int:
+    """Rope tables of layers that turn heads otherwise, and of queries: the model's facts speak of one."""
+    ropes = {parameters.rope_of(layer) for layer in parameters.layers}
+    tables = len(ropes) * (1 if parameters.temperature is None else 2)
+    return F32_BYTES * (tables - 1) * places * parameters.rope.dims
+
+
+def _scores(parameters: ModelParameters, tensors: StageTensors, rows: int, places: int) -> int:
+    """Between the kernels of a graph, scores and shares of a chunk lie in memory; each kind of block has its
+    own graph. Native kernels have only those of a few rows."""
+    layers = zip(parameters.layers, tensors.blocks, strict=True)
+    kinds = {
+        (parameters.window_of(layer), *((name, ref.ggml_type, ref.dims) for name, ref in block.items()))
+        for layer, block in layers
+    }
+    return 2 * F32_BYTES * len(kinds) * parameters.heads * rows * places

@@ -78,6 +78,7 @@ class NativeEngine:
         blocks: list[BlockWeights],
         ends: Ends | None,
         embedding: Weight | None,
+        stored_rows: Callable[[NDArray[np.uint32]], NDArray[np.uint8]],
         rope: Sequence[Tables],
     ) -> None:
         """Allocates cache and working memory. Raises MemoryError.
@@ -85,6 +86,8 @@ class NativeEngine:
         `context` is the cache's rows. With `packing`, quantised matrices are laid out anew in memory
         (`native/pack.c`); otherwise they are read from the file map. With `fast`, which needs `packing`,
         activations are rounded to bytes (`native/round.c`) for the types that have such a product.
+        `stored_rows` reads rows of the embedding from the file, for a table that is packed because it is the
+        head too: looking them up in the map would hold much of it a second time.
         """
         if fast and not packing:
             raise ValueError("fast numerics read weights that are laid out for them")
@@ -93,11 +96,13 @@ class NativeEngine:
         self._context = align_up(context, LANES)
         self._device = device
         self._blocks, self._ends, self._embedding = blocks, ends, embedding
+        self._stored_rows = stored_rows
         self._buffers: list[internals.Buffer] = []
         self._kept: list[NDArray[np.float32]] = []
         self._kernels = Kernels()
         self._team: Team | None = None
         self._packed: dict[str, int] = {}
+        self._laid_out: set[str] = set()
         self._packed_room: NDArray[np.uint8] | None = None
         p = parameters
         self._tables = [[self._constant(table) for table in tables] for tables in rope]
@@ -238,6 +243,7 @@ class NativeEngine:
         words = [self._packed[weight.name], source, rows, row_bytes, block_bytes]
         words += QUADS[weight.ggml_type] if self._is_fast(weight) else (0, 0)
         self._team.run(self._team.prepare([[self._kernels.address("pack"), parts, *words]]))
+        self._laid_out.add(weight.name)
 
     def _prepare(self, count: int) -> None:
         self._list(count)
@@ -389,7 +395,7 @@ class NativeEngine:
     @property
     def packed_names(self) -> frozenset[str]:
         """Matrices whose stored bytes are no longer read."""
-        return frozenset(self._packed)
+        return frozenset(self._laid_out)
 
     # Steps.
 
@@ -416,6 +422,9 @@ class NativeEngine:
         assert self._team is not None
         ids = np.ascontiguousarray(ids, np.uint32)
         table = self._embedding.address
+        if self._embedding.name in self._packed:
+            rows = self._stored_rows(ids)
+            table, ids = rows.ctypes.data, np.arange(len(ids), dtype=np.uint32)
         kernel = self._kernels.address("rows", self._embedding.ggml_type)
         out, columns = internals.address_of(self._rows), self.parameters.hidden_dim
         scale = self.parameters.embedding_scale
@@ -459,4 +468,5 @@ class NativeEngine:
         self._buffers.clear()
         self._kept.clear()
         self._packed.clear()
+        self._laid_out.clear()
         self._packed_room = None

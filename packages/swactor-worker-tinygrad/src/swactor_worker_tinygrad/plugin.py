@@ -29,9 +29,9 @@ def _check_model(manifest: StageManifest, max_context: int) -> None:
 def _memory(
     manifest: StageManifest, max_context: int, *, prefill_chunk: int, settings: Mapping[str, object]
 ) -> WorkerMemory:
-    from swactor_worker_tinygrad.memory import stage_memory
+    from swactor_worker_tinygrad.memory import model_memory
 
-    return stage_memory(manifest, max_context, prefill_chunk=prefill_chunk, settings=settings)
+    return model_memory(manifest, max_context, prefill_chunk=prefill_chunk, settings=settings)
 
 
 def _kernels() -> Storage:

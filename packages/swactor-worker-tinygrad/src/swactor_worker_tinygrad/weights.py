@@ -82,6 +82,7 @@ class WeightFiles:
         self._maps: dict[str, mmap.mmap] = {}
         self._views: dict[str, NDArray[np.uint8]] = {}
         self._owned: list[NDArray[np.uint8]] = []
+        self._descriptors: dict[str, int] = {}
 
     def open(self, refs: Iterable[TensorRef]) -> None:
         """Maps every file named by `refs`. Raises RoleError when one is missing, or shorter than a tensor."""
@@ -102,9 +103,9 @@ class WeightFiles:
 
     def _map(self, path: str) -> None:
         try:
-            with open(path, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                self._maps[path] = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+            self._descriptors[path] = descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            size = os.fstat(descriptor).st_size
+            self._maps[path] = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise RoleError(
                 RoleFailure.WEIGHTS_UNREADABLE,
@@ -121,6 +122,19 @@ class WeightFiles:
         """Rows `ids` of a matrix as f32 (len(ids), dims[0]); only their bytes are read."""
         table = self.stored(ref).reshape(ref.dims[1], -1)
         return unpack_on_host(table[ids], ref.ggml_type, ref.dims[0])
+
+    def read_rows(self, ref: TensorRef, ids: NDArray[np.uint32]) -> NDArray[np.uint8]:
+        """Rows `ids` of a matrix as stored (len(ids), row bytes), read from the file and not through the map,
+        so that none of its pages are held for them. The first row is aligned. Raises OSError."""
+        row_bytes = ref.nbytes // ref.dims[1]
+        room = np.empty(len(ids) * row_bytes + ALIGNMENT, np.uint8)
+        start = -room.ctypes.data % ALIGNMENT
+        rows = room[start : start + len(ids) * row_bytes].reshape(-1, row_bytes)
+        descriptor = self._descriptors[ref.path]
+        for row, index in zip(rows, ids, strict=True):
+            if os.preadv(descriptor, [row.data], ref.offset + int(index) * row_bytes) != row_bytes:
+                raise OSError(f"{ref.path} ended while it was in use, before row {index} of {ref.name!r}")
+        return rows
 
     def bind(self, ref: TensorRef, readable: Container[int]) -> Weight:
         """The tensor on the device, as f32 where kernels cannot read its type. Raises MemoryError."""
@@ -154,6 +168,8 @@ class WeightFiles:
         """Unmaps the files. Tensors bound on host memory must not be used afterwards. Idempotent."""
         self._owned.clear()
         self._views.clear()
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
         while self._maps:
             # a view that somebody still holds keeps its map, which then goes with the view
             with contextlib.suppress(BufferError):

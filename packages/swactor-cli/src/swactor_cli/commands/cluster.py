@@ -40,7 +40,7 @@ orchestrators = ["{orchestrator}"]
 seeds = [{seeds}]
 
 # The nodes, in the order of their stages. `swactor-cli key --name NAME`, on its machine, prints a node's key.
-# memory_bytes, where given, is what weights and KV cache may take on that node.
+# memory_bytes, where given, is what a stage's worker may take on that node, its process included.
 {nodes}
 [plugins]
 # arena = "{choice.arena}"

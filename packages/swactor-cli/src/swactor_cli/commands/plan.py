@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file
-from swactor_core.errors import UsageError
 from swactor_core.ids import NodeId, RunId, node_hex, node_id_of
 from swactor_core.plan import EdgeEndpoint, GgufSource, RunPlan
 from swactor_core.planner import (
@@ -20,6 +19,7 @@ from swactor_core.planner import (
     RuntimeChoices,
     check_prompt_length,
     plan_run,
+    positions_of,
     stage_memory,
 )
 from swactor_core.plugins import load_plugins
@@ -53,45 +53,43 @@ class PlanOptions:
 
 
 def plan(options: PlanOptions, output: Output) -> ExitCode:
-    """Raises UsageError for what `run` would refuse for the same reasons, and for a stage whose worker, with
+    """Raises UsageError for what `run` would refuse for the same reasons: also for a stage whose worker, with
     these options, would hold more than its node has."""
     file = load_cluster_file(options.cluster) if options.cluster is not None else None
+    settings = worker_settings(options.device, options.worker_options)
     if file is None:
         count = 2 if options.nodes is None else options.nodes
         names = {NodeId(index + 1): f"node-{index}" for index in range(count)}
         each = None if options.memory is None else parse_bytes(options.memory, option="--memory")
-        inventory = tuple(NodeCapacity(node_id, each) for node_id in names)
+        declared = dict.fromkeys(names, each)
     else:
         ids = [node_id_of(bytes.fromhex(node.public_key)) for node in file.cluster.nodes]
         names = {node_id: node.name for node_id, node in zip(ids, file.cluster.nodes, strict=True)}
-        inventory = tuple(
-            NodeCapacity(node_id, node.memory_bytes)
-            for node_id, node in zip(ids, file.cluster.nodes, strict=True)
-        )
+        declared = {node_id: node.memory_bytes for node_id, node in zip(ids, file.cluster.nodes, strict=True)}
+        settings = file.node.worker | settings
     choice = choose_plugins(file.plugins if file is not None else PluginChoice(), options.plugins)
     plugins = load_plugins(blocked=choice.blocked)
-    of_nodes = file.node.worker if file is not None else {}
-    settings = {**of_nodes, **worker_settings(options.device, options.worker_options)}
     loader, worker = plugins.select(Kind.LOADER, choice.loader), plugins.select(Kind.WORKER, choice.worker)
     name, model = open_model(loader.factory(), options.model, output)
+    choices = RuntimeChoices(
+        prompt=(0,) * options.prompt_tokens,
+        max_tokens=options.max_tokens,
+        prefill_chunk=options.prefill_chunk,
+    )
     try:
         check_prompt_length(model.facts, options.prompt_tokens)
+        extra = _worker_memory(model, worker, choices, settings=settings, output=output)
+        inventory = tuple(NodeCapacity(node_id, memory, extra) for node_id, memory in declared.items())
         made = plan_run(
             inventory,
             model.facts,
             source=GgufSource(name, model.digest()),
-            choices=RuntimeChoices(
-                prompt=(0,) * options.prompt_tokens,
-                max_tokens=options.max_tokens,
-                prefill_chunk=options.prefill_chunk,
-            ),
+            choices=choices,
             run_id=RunId(1),
             orchestrator=NodeId(0),
             edge_ids=EdgeIdAllocator(),
         )
-        extra = _worker_memory(made, model, worker, options.prefill_chunk, settings=settings, output=output)
-        record = _record(made, model, inventory, names, options, extra=extra, remote=not os.path.isabs(name))
-        _refuse_what_does_not_fit(record["stages"])
+        record = _record(made, model, inventory, names, options, remote=not os.path.isabs(name))
     finally:
         model.close()
     if output.json_lines:
@@ -102,57 +100,22 @@ def plan(options: PlanOptions, output: Output) -> ExitCode:
 
 
 def _worker_memory(
-    plan: RunPlan,
-    model: Model,
-    worker: Provider,
-    prefill_chunk: int,
-    *,
-    settings: dict[str, Any],
-    output: Output,
-) -> list[WorkerMemory]:
-    """What each stage's worker would hold beside the model's own; a model that it would not run is told."""
+    model: Model, worker: Provider, choices: RuntimeChoices, *, settings: dict[str, Any], output: Output
+) -> WorkerMemory | None:
+    """What the stages' worker would hold beside the model's own; a model that it would not run is told."""
     if worker.memory is None:
-        return [WorkerMemory(0, 0)] * len(plan.stages)
-    places = plan.model.max_seq_len
-    held = []
-    for stage in plan.stages:
-        manifest = model.manifest(stage.layer_start, stage.layer_end_exclusive)
-        try:
-            one = worker.memory(manifest, places, prefill_chunk=prefill_chunk, settings=settings)
-        except RoleError as error:
-            output.warning(f"the worker {worker.name} would refuse this model: {error.message}")
-            return [WorkerMemory(0, 0)] * len(plan.stages)
-        held.append(one)
-    return held
-
-
-def _refuse_what_does_not_fit(stages: list[dict[str, Any]]) -> None:
-    """Placement has looked at weights, cache and scratch; this looks at what the options add to them."""
-    lacking = [
-        stage
-        for stage in stages
-        if stage["memory_bytes"] is not None and stage["need_bytes"] > stage["memory_bytes"]
-    ]
-    if not lacking:
-        return
-    stage = max(lacking, key=lambda stage: stage["need_bytes"] - stage["memory_bytes"])
-    parts = ", ".join(
-        f"{name} {bytes_text(stage[key + '_bytes'])}"
-        for name, key in (
-            ("weights", "weight"),
-            ("KV cache", "kv"),
-            ("scratch", "scratch"),
-            ("copies", "copies"),
+        return None
+    facts, chunk = model.facts, choices.prefill_chunk or 1
+    try:
+        return worker.memory(
+            model.manifest(0, facts.num_layers),
+            positions_of(facts, choices),
+            prefill_chunk=chunk,
+            settings=settings,
         )
-    )
-    remedy = "add nodes, take a smaller quantisation, or ask for fewer tokens"
-    if stage["copies_bytes"] >= stage["need_bytes"] - stage["memory_bytes"]:
-        remedy = "leave the worker options weights and kernels out: then nothing is copied"
-    raise UsageError(
-        f"stage {stage['stage_index']} does not fit: with these worker options it needs "
-        f"{stage['need_bytes']} bytes on {stage['node']} ({parts}) and has {stage['memory_bytes']}",
-        hint=remedy,
-    )
+    except RoleError as error:
+        output.warning(f"the worker {worker.name} would refuse this model: {error.message}")
+        return None
 
 
 def _record(
@@ -162,20 +125,20 @@ def _record(
     names: dict[NodeId, str],
     options: PlanOptions,
     *,
-    extra: list[WorkerMemory],
     remote: bool,
 ) -> dict[str, Any]:
     """The plan in the shape of `--json`; sizes in bytes. `fetch_bytes` is what a node with an empty cache
-    fetches: its tensors and the header, nothing of a file that lies on its disk. `need_bytes` counts against
-    the node's memory, `process_bytes` comes on top whatever is run."""
+    fetches: its tensors and the header, nothing of a file that lies on its disk. `need_bytes`, the sum of all
+    that a stage holds, counts against the node's memory."""
     facts = model.facts
     tensors, sizes = Counter[str](), Counter[str]()
     for tensor in model.manifest(0, facts.num_layers).tensors:
         tensors[tensor.type_name] += 1
         sizes[tensor.type_name] += tensor.nbytes
     stages = []
-    held = stage_memory(plan, facts, prefill_chunk=options.prefill_chunk)
-    for stage, node, memory, more in zip(plan.stages, inventory, held, extra, strict=True):
+    workers = [node.worker for node in inventory]
+    held = stage_memory(plan, facts, prefill_chunk=options.prefill_chunk, workers=workers)
+    for stage, node, memory in zip(plan.stages, inventory, held, strict=True):
         tensors_of = model.manifest(stage.layer_start, stage.layer_end_exclusive).tensors
         weights = sum(tensor.nbytes for tensor in tensors_of)
         stages.append(
@@ -189,9 +152,9 @@ def _record(
                 "weight_bytes": weights,
                 "kv_bytes": memory.kv,
                 "scratch_bytes": memory.scratch,
-                "copies_bytes": more.copies,
-                "need_bytes": memory.total + more.copies,
-                "process_bytes": more.process,
+                "copies_bytes": memory.copies,
+                "process_bytes": memory.process,
+                "need_bytes": memory.total,
                 "memory_bytes": node.memory_bytes,
             }
         )
@@ -249,8 +212,8 @@ def _show(record: dict[str, Any], output: Output) -> None:
     output.table(
         "stages",
         [
-            *("stage", "node", "layers", "fetch", "weights", "kv cache", "scratch", "copies", "needs"),
-            *("memory", "process"),
+            *("stage", "node", "layers", "fetch", "weights", "kv cache", "scratch", "copies", "process"),
+            *("needs", "memory"),
         ],
         [
             [
@@ -260,10 +223,9 @@ def _show(record: dict[str, Any], output: Output) -> None:
                 bytes_text(stage["fetch_bytes"]) if stage["fetch_bytes"] else "-",
                 *(
                     bytes_text(stage[name + "_bytes"])
-                    for name in ("weight", "kv", "scratch", "copies", "need")
+                    for name in ("weight", "kv", "scratch", "copies", "process", "need")
                 ),
                 "-" if stage["memory_bytes"] is None else bytes_text(stage["memory_bytes"]),
-                bytes_text(stage["process_bytes"]) if stage["process_bytes"] else "-",
             ]
             for stage in record["stages"]
         ],

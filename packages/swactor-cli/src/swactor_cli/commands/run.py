@@ -7,13 +7,14 @@ import gc
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file
 from swactor_core.errors import UsageError
 from swactor_core.hosting import (
+    memory_of_workers,
     nodes_in_process,
     refuse_separate_processes,
     refuse_unfit_model,
@@ -27,7 +28,7 @@ from swactor_core.orchestrator.local_pool import NodesAhead
 from swactor_core.orchestrator.orchestrator import RunRequest, RunResult
 from swactor_core.orchestrator.session import ClusterSession, LocalSession
 from swactor_core.plan import GgufSource, SamplingPolicy, TokenOutputPolicy
-from swactor_core.planner import EdgeIdAllocator, NodeCapacity, plan_run
+from swactor_core.planner import EdgeIdAllocator, NodeCapacity, plan_run, positions_of
 from swactor_core.plugins import load_plugins
 from swactor_core.spi.loader import Model, Tokenizer
 from swactor_core.spi.provider import Kind
@@ -42,6 +43,7 @@ from swactor_cli.progress import Display
 from swactor_cli.prompts import check_text, prompt_ids_of
 from swactor_cli.sampling_options import fitted
 from swactor_cli.side_files import SideFiles
+from swactor_cli.sizes import parse_bytes
 from swactor_cli.statistics import statistics, summary
 from swactor_cli.worker_options import worker_settings
 
@@ -72,6 +74,7 @@ class RunOptions:
     prefill_chunk: int
     token_timeout: float
     pool_timeout: float
+    memory: str | None
     device: str | None
     worker_options: tuple[str, ...]
     events: str | None
@@ -81,6 +84,7 @@ class RunOptions:
 
 def run(options: RunOptions, output: Output) -> ExitCode:
     """Raises SwactorError for what cannot begin; a run that began ends in its outcome's exit code."""
+    memory = None if options.memory is None else parse_bytes(options.memory, option="--memory")
     file = load_cluster_file(options.cluster) if options.cluster is not None else None
     choice = choose_plugins(file.plugins if file is not None else PluginChoice(), options.plugins)
     plugins = load_plugins(blocked=choice.blocked)
@@ -112,18 +116,27 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         if watched and bare and options.prompt is not None and not options.raw:
             output.note("the model has no chat template: the prompt goes to it as it is")
         answer = Answer(tokenizer.stream() if tokenizer is not None else None, options.stops)
-        positions = _check_plan(request, nodes, output)
+        positions = positions_of(request.facts, request.choices())
         whole = model.manifest(0, model.facts.num_layers)
+        worker = worker_settings(options.device, options.worker_options)
+        say = memory_of_workers(
+            plugins, choice, whole, positions=positions, prefill_chunk=request.prefill_chunk
+        )
+        mine = say({"worker": plugins.select(Kind.WORKER, choice.worker).name, "settings": worker})
+        _check_plan(
+            request, [NodeCapacity(NodeId(index + 1), memory, mine) for index in range(nodes)], output
+        )
+        request = replace(request, worker_memory=say)
         refuse_unfit_model(plugins, choice, whole, positions=positions)
         side = SideFiles(options.events, options.logits)
         closing.callback(side.close)
 
         def make_session() -> LocalSession | ClusterSession:
             if file is None:
-                worker = worker_settings(options.device, options.worker_options)
                 return LocalSession(
                     plugins, choice,
-                    nodes=nodes, worker=worker, objects=side.objects, sinks=side.sinks, ahead=ahead,
+                    nodes=nodes, worker=worker, memory_bytes=memory, objects=side.objects, sinks=side.sinks,
+                    ahead=ahead,
                 )  # fmt: skip
             return ClusterSession(
                 plugins, file, choice,
@@ -186,10 +199,9 @@ def _uri(name: str, given: str, *, local: bool) -> str:
     return uri
 
 
-def _check_plan(request: RunRequest, nodes: int, output: Output) -> int:
-    """The positions that a run takes. Raises UsageError, before any process starts, for what no plan can be
-    made of. What the nodes declare of their memory is known only when they are there."""
-    inventory = tuple(NodeCapacity(NodeId(index + 1)) for index in range(nodes))
+def _check_plan(request: RunRequest, inventory: list[NodeCapacity], output: Output) -> None:
+    """Raises UsageError, before any process starts, for what no plan can be made of. What the nodes of a
+    cluster declare of their memory and their workers is known only when they are there."""
     plan = plan_run(
         inventory,
         request.facts,
@@ -204,7 +216,6 @@ def _check_plan(request: RunRequest, nodes: int, output: Output) -> int:
             f"the model's context of {request.facts.context_length} tokens has room for {plan.max_tokens} "
             f"of the {request.max_tokens} tokens asked for"
         )
-    return plan.model.max_seq_len
 
 
 async def _drive(

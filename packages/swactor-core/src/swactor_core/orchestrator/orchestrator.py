@@ -20,6 +20,7 @@ from swactor_core.errors import ResourceError, SwactorError
 from swactor_core.events import EventName
 from swactor_core.faults import Component, Fault, FaultReason
 from swactor_core.fsm import Effect, Send
+from swactor_core.hosting import WorkersSay
 from swactor_core.ids import NodeId, RunId, StageIndex, node_id_of
 from swactor_core.machines.endpoint import OpenTokenEdges
 from swactor_core.machines.pool import BeginPool, MemberChanged, PoolGate, ReportPool
@@ -90,7 +91,8 @@ class PoolBounds:
 @dataclass(frozen=True, slots=True)
 class RunRequest:
     """One run: the model as every node can resolve it, the prompt as ids, and the operator's choices.
-    `ring_capacity` in bytes, of every edge; None for a default by object size."""
+    `ring_capacity` in bytes, of every edge; None for a default by object size. `worker_memory` says what a
+    node's worker takes beside what the model's facts tell; None: nothing of that is counted."""
 
     source: GgufSource
     facts: ModelFacts
@@ -103,6 +105,7 @@ class RunRequest:
     prefill_chunk: int = PREFILL_CHUNK
     bounds: RunBounds = field(default_factory=RunBounds)
     ring_capacity: int | None = None
+    worker_memory: WorkersSay | None = None
 
     def choices(self) -> RuntimeChoices:
         """What the planner needs of it."""
@@ -446,9 +449,13 @@ class Orchestrator:
     def _plan(self, nodes: tuple[NodeAvailable, ...]) -> PlanBuilt | PlanFailed:
         request = self._request
         assert request is not None
+        say = request.worker_memory
         try:
             plan = plan_run(
-                tuple(NodeCapacity(node.node_id, node.memory_bytes) for node in nodes),
+                tuple(
+                    NodeCapacity(node.node_id, node.memory_bytes, None if say is None else say(node.worker))
+                    for node in nodes
+                ),
                 request.facts,
                 source=request.source,
                 choices=request.choices(),

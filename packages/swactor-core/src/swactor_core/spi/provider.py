@@ -25,22 +25,31 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerMemory:
-    """Bytes of one stage that the model's facts do not tell. `copies` grow with the model or the run (weights
-    laid out a second time, a mixture's rows); `process` is what the worker's process takes whatever it runs,
-    at its largest."""
+    """Bytes that a worker takes of a model in one run, beside what the model's facts tell.
 
-    copies: int
-    process: int
+    Copies of weights: `layers` has those that come with each layer of the whole model, `embedding` those of
+    the first stage, `head` those of the last, and a stage that is both has `shared` less. `scratch` is any
+    stage's; `process` what the process takes by itself, at its largest, 0 where the device's memory is
+    another.
+    """
+
+    layers: tuple[int, ...]
+    embedding: int = 0
+    head: int = 0
+    shared: int = 0
+    scratch: int = 0
+    process: int = 0
 
 
-class StageMemoryOf(Protocol):
-    """What a worker would hold of a stage, beyond weights, cache and scratch."""
+class WorkerMemoryOf(Protocol):
+    """What a worker would hold of a model's stages, beyond weights, cache and scratch."""
 
     def __call__(
         self, manifest: StageManifest, max_context: int, *, prefill_chunk: int, settings: Mapping[str, object]
     ) -> WorkerMemory:
-        """`max_context` are the positions of the run. Opens no file and no device. Raises ConfigError for a
-        setting that the factory would refuse, and RoleError as `check_model`."""
+        """`manifest` is the whole model's, `max_context` are the positions of the run. Opens no file and no
+        device. Raises ConfigError for a setting that the factory would refuse, and RoleError as
+        `check_model`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +63,10 @@ class Provider:
 
     A worker's `check_model(manifest of the whole model, positions of the run)` raises RoleError for a model
     that its `configure` would refuse in one stage, and for no other; it opens no file and looks at no device.
-    None where a worker cannot tell beforehand. Its `memory` says what settings do to the memory of a stage;
-    None: nothing is said. A loader's `cache()` gives what it keeps on this machine's
-    disk; None where it keeps nothing. `storage()` of any kind gives what else is kept there.
+    None where a worker cannot tell beforehand. Its `memory` says what settings do to the memory of stages,
+    also of a node that said in its facts, under `settings`, which it has; None: nothing is said. A loader's
+    `cache()` gives what it keeps on this machine's disk; None where it keeps nothing. `storage()` of any kind
+    gives what else is kept there.
     """
 
     kind: Kind
@@ -66,7 +76,7 @@ class Provider:
     api_level: int = API_LEVEL
     capabilities: Mapping[str, Any] = field(default_factory=dict)
     check_model: Callable[[StageManifest, int], None] | None = None
-    memory: StageMemoryOf | None = None
+    memory: WorkerMemoryOf | None = None
     cache: Callable[[], ModelCache] | None = None
     storage: Callable[[], Storage] | None = None
 
