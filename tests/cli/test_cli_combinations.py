@@ -182,21 +182,21 @@ def test_a_plan_for_a_cluster_counts_what_its_nodes_are_set_to(call: Any, home: 
     file = home / "c.toml"
     assert call("cluster", "new", "--nodes", "a", "--seed", "127.0.0.1:7946", "--out", file).code == 0
 
-    def copies(*options: str) -> int:
+    def needed(*options: str) -> int:
         said = call(
             "plan", TINY.parent / "variants" / "gemma3-q8.gguf", "--cluster", file, "--json", *options
         )
         assert said.code == 0, said
-        return sum(stage["copies_bytes"] for stage in json.loads(said.out)["stages"])
+        return sum(stage["need_bytes"] for stage in json.loads(said.out)["stages"])
 
-    mapped = copies()
-    packed = copies("--worker-option", "weights=packed")
-    assert packed > mapped
+    native = needed()
+    graph = needed("--worker-option", "kernels=graph")
+    assert graph > native
     text = file.read_text()
     assert text.count("[node.worker]\n") == 1
-    file.write_text(text.replace("[node.worker]\n", '[node.worker]\nweights = "packed"\n'))
-    assert copies() == packed
-    assert copies("--worker-option", "weights=mapped") == mapped
+    file.write_text(text.replace("[node.worker]\n", '[node.worker]\nkernels = "graph"\n'))
+    assert needed() == graph
+    assert needed("--worker-option", "kernels=native") == native
 
 
 def test_a_refusal_names_options_and_remedy() -> None:

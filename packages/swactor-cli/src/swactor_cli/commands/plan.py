@@ -71,13 +71,13 @@ def plan(options: PlanOptions, output: Output) -> ExitCode:
     plugins = load_plugins(blocked=choice.blocked)
     loader, worker = plugins.select(Kind.LOADER, choice.loader), plugins.select(Kind.WORKER, choice.worker)
     name, model = open_model(loader.factory(), options.model, output)
-    choices = RuntimeChoices(
-        prompt=(0,) * options.prompt_tokens,
-        max_tokens=options.max_tokens,
-        prefill_chunk=options.prefill_chunk,
-    )
     try:
         check_prompt_length(model.facts, options.prompt_tokens)
+        choices = RuntimeChoices(
+            prompt=(0,) * options.prompt_tokens,
+            max_tokens=options.max_tokens,
+            prefill_chunk=options.prefill_chunk,
+        )
         extra = _worker_memory(model, worker, choices, settings=settings, output=output)
         inventory = tuple(NodeCapacity(node_id, memory, extra) for node_id, memory in declared.items())
         made = plan_run(
