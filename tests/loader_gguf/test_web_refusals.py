@@ -9,6 +9,7 @@ import pytest
 from swactor_core.errors import ModelError
 from swactor_core.faults import ModelFailure
 from swactor_loader_gguf.index import GgufIndex
+from swactor_loader_gguf.loader import GgufLoader
 from swactor_loader_gguf.model import GgufModel
 from swactor_loader_gguf.sources import resolve
 from swactor_loader_gguf.web import Patience, WebFile
@@ -165,6 +166,28 @@ def test_files_that_are_often_taken_for_a_model(tmp_path, content, hint):
     with pytest.raises(ModelError, match="magic is") as caught:
         GgufIndex(str(path))
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("kind", ["adapter", "imatrix", "mmproj"])
+def test_what_lies_beside_models_is_called_what_it_is(raw, tmp_path, kind):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(raw.file([raw.text("general.type", kind)]))
+    model = GgufModel(str(path))
+    with pytest.raises(ModelError, match=f"general.type is '{kind}', not 'model'") as caught:
+        model.facts  # noqa: B018 - the facts are what cannot be had
+    assert "give the model itself" in caught.value.hint
+    model.close()
+
+
+def test_a_tensor_of_an_unknown_type_is_named_with_the_address(raw, misbehaving, cache):
+    misbehaving.behaviour.content = raw.small_model(
+        names=[("token_embd.weight", (8, 4), 0), ("blk.0.attn_q.weight", (8, 8), 99),
+               ("blk.1.attn_q.weight", (8, 8), 0), ("output_norm.weight", (8,), 0)]
+    )  # fmt: skip
+    model = GgufLoader().open(f"{misbehaving.url}/m.gguf")
+    with pytest.raises(ModelError, match=f"{misbehaving.url}/m.gguf: tensor 'blk.0.attn_q.weight' has type"):
+        model.manifest(0, 2)
+    model.close()
 
 
 def test_a_model_s_name_gives_no_orders_to_a_terminal(raw, tmp_path):

@@ -25,6 +25,11 @@ KV_ELEMENT_BYTES = 4  # the KV cache is planned as f32, the widest that a worker
 MAX_METADATA_ARRAY = 4096
 MAX_METADATA_TEXT = 1 << 16
 MAX_MODEL_NAME = 200
+NO_MODELS = {  # by general.type
+    "adapter": "an adapter to a model, such as a LoRA",
+    "imatrix": "what was measured for a quantisation",
+    "mmproj": "the eyes or ears of a model",
+}
 
 _BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.")
 _FIRST_STAGE = ("token_embd", "token_types", "position_embd", "per_layer_")
@@ -68,6 +73,13 @@ class GgufModel:
     @cached_property
     def _architecture(self) -> str:
         index = self.index
+        kind = index.text("general.type", default="model")
+        if kind in NO_MODELS:
+            index.fail(
+                f"general.type is {kind!r}, not 'model'",
+                index.entries["general.type"].offset,
+                hint=f"the file is {NO_MODELS[kind]}; give the model itself",
+            )
         name = index.text("general.architecture")
         if not re.fullmatch(r"[a-z0-9_.-]{1,64}", name):
             index.fail(f"general.architecture is {name!r}", index.entries["general.architecture"].offset)
@@ -191,7 +203,7 @@ class GgufModel:
         layers = self._num_layers
         if not 0 <= layer_start < layer_end_exclusive <= layers:
             raise ModelError(
-                f"{self.index.path}: no layers [{layer_start}, {layer_end_exclusive}) in {layers} blocks",
+                f"{self.index.name}: no layers [{layer_start}, {layer_end_exclusive}) in {layers} blocks",
                 hint="plan again with this file",
             )
         first, last = layer_start == 0, layer_end_exclusive == layers
@@ -234,7 +246,7 @@ class GgufModel:
         kind = type_name(tensor.ggml_type)
         if tensor.nbytes is None:
             raise ModelError(
-                f"{self.index.path}: tensor {tensor.name!r} has type {kind}, whose layout is not known",
+                f"{self.index.name}: tensor {tensor.name!r} has type {kind}, whose layout is not known",
                 hint="use the model in another quantisation, such as Q4_K_M or Q8_0",
             )
         return TensorRef(
