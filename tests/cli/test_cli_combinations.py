@@ -32,6 +32,9 @@ MOCKS = (
 )  # fmt: skip
 # An option of each rule with a value that is right by itself.
 VALUES = {
+    "--prompt": ("hello",),
+    "--prompt-file": ("prompt.txt",),
+    "--prompt-ids": ("1",),
     "--nodes": ("2",),
     "--cluster": ("c.toml",),
     "--device": ("CPU",),

@@ -24,7 +24,10 @@ def refused(said: Any, *words: str) -> None:
 
 RUN = {
     "no prompt": ([], ["--prompt", "--prompt-ids"]),
-    "both prompts": (["--prompt", "x", "--prompt-ids", "1"], ["exactly one of --prompt and --prompt-ids"]),
+    "both prompts": (
+        ["--prompt", "x", "--prompt-ids", "1"],
+        ["exactly one of --prompt, --prompt-file and --prompt-ids"],
+    ),
     "a word as id": (["--prompt-ids", "1,two"], ["'two' is not a token id", "1,2,3"]),
     "a negative id": (["--prompt-ids", "1,-2"], ["'-2' is not a token id"]),
     "an id outside": (["--prompt-ids", "1,160"], ["160 is outside the vocabulary of 160"]),

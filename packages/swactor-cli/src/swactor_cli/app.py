@@ -116,6 +116,14 @@ def run(
         str | None,
         typer.Option(help="The user's text.", show_default=False, rich_help_panel=_PROMPT),
     ] = None,
+    prompt_file: Annotated[
+        str | None,
+        typer.Option(
+            help="A file with the user's text in UTF-8; - is standard input.",
+            show_default=False,
+            rich_help_panel=_PROMPT,
+        ),
+    ] = None,
     prompt_ids: Annotated[
         str | None,
         typer.Option(help="Token ids, like 1,2,3.", show_default=False, rich_help_panel=_PROMPT),
@@ -296,6 +304,7 @@ def run(
     )
     from swactor_cli.commands.run import RunOptions
     from swactor_cli.commands.run import run as command
+    from swactor_cli.prompts import read_prompt
     from swactor_cli.sampling_options import sampling_policy
 
     given = given_options(context)
@@ -307,7 +316,7 @@ def run(
         raise UsageError("--logits needs the logits to travel", hint="add --sample-on orchestrator")
     options = RunOptions(
         model=model,
-        prompt=prompt,
+        prompt=prompt if prompt_file is None else read_prompt(prompt_file),
         prompt_ids=prompt_ids,
         system=system,
         raw=raw,

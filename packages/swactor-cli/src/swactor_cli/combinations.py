@@ -18,6 +18,8 @@ _TALK = "leave one of them out"
 # Two options, and the remedy for both at once.
 RUN_EXCLUDES: Mapping[tuple[str, str], str] = MappingProxyType(
     {
+        ("--prompt", "--prompt-file"): "one prompt a run: leave one of them out",
+        ("--prompt-file", "--prompt-ids"): "one prompt a run: leave one of them out",
         ("--nodes", "--cluster"): "a cluster file names its nodes",
         ("--device", "--cluster"): _OF_NODES.format("--device"),
         ("--worker-option", "--cluster"): _OF_NODES.format("--worker-option"),

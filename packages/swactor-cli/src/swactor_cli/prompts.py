@@ -1,12 +1,15 @@
-"""The operator's prompt to token ids: text with the model's template, raw text, or ids as they are."""
+"""The operator's prompt to token ids: text with the model's template, raw text, or ids as they are; the text
+itself, or out of a file."""
 
 from __future__ import annotations
 
 import re
+import sys
 
 from swactor_core.errors import UsageError
 from swactor_core.spi.loader import ModelFacts, Tokenizer
 
+MAX_PROMPT_BYTES = 64 << 20  # more than the context of any model
 MAX_ID_DIGITS = 18  # more than any vocabulary needs, and what fits where ids travel
 
 
@@ -21,7 +24,7 @@ def prompt_ids_of(
 ) -> tuple[int, ...]:
     """Raises UsageError naming the option and the remedy."""
     if (text is None) == (ids is None):
-        raise UsageError("give exactly one of --prompt and --prompt-ids")
+        raise UsageError("give exactly one of --prompt, --prompt-file and --prompt-ids")
     if system is not None and (ids is not None or raw):
         other = "--raw" if raw else "--prompt-ids"
         raise UsageError(
@@ -47,6 +50,32 @@ def prompt_ids_of(
     if not prompt:
         raise UsageError("the prompt is empty", hint="give some text")
     return tuple(prompt)
+
+
+def read_prompt(path: str) -> str:
+    """The text of a file, of standard input for `-`, without the line end that an editor leaves behind it.
+    Raises UsageError."""
+    name = "standard input" if path == "-" else f"the prompt file {path!r}"
+    try:
+        if path == "-":
+            data = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
+        else:
+            with open(path, "rb") as file:
+                data = file.read(MAX_PROMPT_BYTES + 1)
+    except (OSError, ValueError) as error:
+        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UsageError(f"{name} cannot be read: {said}", hint="give a file with the prompt") from None
+    if len(data) > MAX_PROMPT_BYTES:
+        raise UsageError(
+            f"{name} has more than {MAX_PROMPT_BYTES >> 20} MiB", hint="no model has a context for that"
+        )
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{name} is not valid UTF-8 behind {error.start} bytes", hint="give the text as UTF-8"
+        ) from None
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 def check_text(option: str, text: str) -> None:

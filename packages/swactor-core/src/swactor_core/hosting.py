@@ -73,6 +73,13 @@ def refuse_unfit_model(
         raise ModelError(error.message, hint=error.hint) from error
 
 
+def refuse_wrong_settings(plugins: Plugins, choice: PluginChoice, settings: Mapping[str, Any]) -> None:
+    """Raises ConfigError for settings that the chosen worker would refuse on any machine."""
+    check = plugins.select(Kind.WORKER, choice.worker).check_settings
+    if check is not None:
+        check(settings)
+
+
 def memory_of_workers(
     plugins: Plugins, choice: PluginChoice, manifest: StageManifest, *, positions: int, prefill_chunk: int
 ) -> WorkersSay:

@@ -26,6 +26,12 @@ def _check_model(manifest: StageManifest, max_context: int) -> None:
     check_model(manifest, max_context)
 
 
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    from swactor_worker_tinygrad.environment import read_settings
+
+    read_settings(settings)
+
+
 def _memory(
     manifest: StageManifest, max_context: int, *, prefill_chunk: int, settings: Mapping[str, object]
 ) -> WorkerMemory:
@@ -54,6 +60,7 @@ def swactor_register_workers() -> Iterable[Provider]:
                 "sampling": True,
             },
             check_model=_check_model,
+            check_settings=_check_settings,
             memory=_memory,
             storage=_kernels,
         )

@@ -18,6 +18,7 @@ from swactor_core.hosting import (
     nodes_in_process,
     refuse_separate_processes,
     refuse_unfit_model,
+    refuse_wrong_settings,
     worker_in_process,
 )
 from swactor_core.ids import NodeId, RunId, node_hex
@@ -92,6 +93,7 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         plugins.select(kind, getattr(choice, kind))
     if file is None:
         worker_in_process(plugins, choice)
+        refuse_wrong_settings(plugins, choice, worker_settings(options.device, options.worker_options))
     else:
         refuse_separate_processes(plugins, choice)
     nodes = (2 if options.nodes is None else options.nodes) if file is None else len(file.cluster.nodes)
