@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
-from pydantic_core import PydanticSerializationError
 
 MAX_LINE = 4 * 1024 * 1024
 _JSON = TypeAdapter(Any).validator
@@ -38,7 +37,7 @@ class MessageCodec:
             raise CodecError(f"{name} does not cross this border")
         try:
             body = adapter.serializer.to_json(message)
-        except PydanticSerializationError as error:
+        except ValueError as error:  # pydantic's PydanticSerializationError is one
             raise CodecError(f"{name} cannot be written: {error}") from error
         head = b'{"type":"' + name.encode() + b'"'
         return head + (b"}" if body == b"{}" else b"," + body[1:])
