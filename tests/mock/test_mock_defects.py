@@ -62,7 +62,7 @@ async def test_a_node_whose_transport_cannot_start_is_unavailable() -> None:
     await run.go()
     run.check_fault("NodeUnavailable")
     assert run.result.fault is not None
-    assert "no port is free wait" in run.result.fault.detail
+    assert "no port is free (wait)" in run.result.fault.detail
 
 
 class Raises(EchoBackend):
