@@ -126,16 +126,12 @@ def _without_clang(folder: Path) -> dict[str, str | None]:
     return {"PATH": str(folder), "CC": None}
 
 
-@pytest.mark.parametrize("what", ["no-clang", "wrong-device", "device-without-driver"])
+@pytest.mark.parametrize("what", ["no-clang", "device-without-driver"])
 def test_a_device_that_cannot_be_had_is_told_with_its_remedy_before_any_weight_is_loaded(
     run: Start, tiny_model: Callable[[str], str], tmp_path: Path, what: str
 ) -> None:
     environment = _without_clang(tmp_path / "bin") if what == "no-clang" else {}
-    options = {
-        "no-clang": (),
-        "wrong-device": ("--device", "TOASTER"),
-        "device-without-driver": ("--device", "QCOM"),
-    }
+    options = {"no-clang": (), "device-without-driver": ("--device", "QCOM")}
     started = run(tiny_model("llama-gqa"), *IDS, *options[what], environment=environment)
     result = started.finish(1)
     assert result["outcome"] == "faulted"
@@ -143,7 +139,7 @@ def test_a_device_that_cannot_be_had_is_told_with_its_remedy_before_any_weight_i
     assert "weights_loaded" not in names
     assert "weights_download_started" not in names
     line = started.error_line()
-    assert {"no-clang": "clang", "wrong-device": "TOASTER", "device-without-driver": "QCOM"}[what] in line
+    assert {"no-clang": "clang", "device-without-driver": "QCOM"}[what] in line
     if what == "no-clang":
         assert "apt-get install clang" in started.err
     said = r"error: WorkerFatal \(BackendInitFailed\) seen by GpuWorkerCtl on node [0-9a-f]{16}: "
@@ -151,6 +147,11 @@ def test_a_device_that_cannot_be_had_is_told_with_its_remedy_before_any_weight_i
     assert line.count("seen by") == 1, "one typed line, not a line in a line"
     assert result["fault"]["reason"] == "WorkerFatal"
     assert "node_faulted" in names
+
+
+def test_a_device_that_nobody_knows_is_bad_usage(run: Start, tiny_model: Callable[[str], str]) -> None:
+    line = _refused(run(tiny_model("llama-gqa"), *IDS, "--device", "TOASTER"), 2)
+    assert "device 'TOASTER' is not known" in line
 
 
 def test_files_that_cannot_be_written_are_refused_at_once(
