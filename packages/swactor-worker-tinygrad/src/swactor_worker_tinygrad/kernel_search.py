@@ -81,7 +81,8 @@ class KernelSearch:
         )
 
     def forget(self) -> None:
-        """Takes everything back that this process has found, from the disk too."""
+        """Takes back what was found for any kernel that this process has made, by whomever, from the disk
+        too: graphs that were kept with it are then captured anew."""
         for name in _choices:
             diskcache_put(_FOUND, name, None)
 
