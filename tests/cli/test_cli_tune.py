@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from swactor_cli.commands.tune import _Bar
+from swactor_cli.output import Output
+from swactor_core.spi.worker import LoadProgress
 
 TINY = Path(__file__).parent.parent / "data" / "tiny"
 
@@ -28,6 +31,14 @@ def test_people_are_told_what_was_done(call: Any) -> None:
     said = call("tune", TINY / "llama-tied.gguf", "--nodes", 1, "--worker", "echo")
     assert said.code == 0, said.err
     assert said.out.startswith("stage 0, layers 0 to 3: ready after ")
+
+
+def test_a_long_search_is_said_once_where_no_bar_is(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = _Bar(Output(), 2)
+    with bar:
+        for phase in ("weights", "search", "search", "compile"):
+            bar.show(LoadProgress(phase, 1, 2))
+    assert capsys.readouterr().err == "stage 2: searching kernels, which takes minutes\n"
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,7 @@ class _Bar:
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24))
         self._bars = Progress(*columns, console=output.talk, transient=True) if output.interactive else None
         self._stage = f"stage {index}"
+        self._output, self._searching = output, False
 
     def __enter__(self) -> _Bar:
         if self._bars is not None:
@@ -116,3 +117,6 @@ class _Bar:
         if self._bars is not None:
             what = f"{self._stage}: {PHASES.get(progress.phase, progress.phase)}"
             self._bars.update(self._task, description=what, completed=progress.done, total=progress.total)
+        elif progress.phase == "search" and not self._searching:
+            self._searching = True
+            self._output.note(f"{self._stage}: {PHASES['search']}, which takes minutes")
