@@ -107,7 +107,8 @@ def test_a_killed_command_takes_its_processes_along(echo: Start) -> None:
     started.process.kill()
     assert started.wait(5) == -signal.SIGKILL
     started.assert_nothing_left(5)
-    assert not any(alive(pid) for pid in pids)
+    # a process that ends has no environment to be found by some time before it is gone
+    until(lambda: not any(alive(pid) for pid in pids), within=5, what="a process is still there")
     event_checker.check(started.events(), torn_down=False)
 
 
