@@ -4,11 +4,14 @@ contract modules of the machines, for tests that ask all of them."""
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from hypothesis import settings
+
+sys.path.insert(0, str(Path(__file__).parent))  # words and scenarios of the machines
 
 settings.register_profile("swactor", deadline=None, print_blob=True)
 settings.load_profile("swactor")

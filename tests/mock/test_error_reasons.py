@@ -10,31 +10,54 @@ worker plug-in might say it.
 
 from __future__ import annotations
 
-import asyncio
-import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import pytest
 from fault_sources import (
-    MALFORMED,
-    alter_commands,
-    command_worker,
     cut_short,
     end_worker,
-    malform,
     mislead_worker,
-    ring_of,
-    silence_worker,
-    worker_says,
 )
 from mock_run import MOCKS, MockRun
+from reason_means import (
+    _OBJECTS,
+    _SMALL_ARENA,
+    LAST,
+    PLANNED,
+    READY,
+    C,
+    OtherAbi,
+    Produced,
+    R,
+    UnmappableArenas,
+    aborts_step,
+    arena_plugin,
+    cursor_moves,
+    member_dies,
+    model_fails,
+    never_opens_model,
+    other_handle,
+    other_ring,
+    other_run_is_here,
+    pump_fails,
+    raises,
+    refuses_rings,
+    release,
+    resets_role_first,
+    ring_header,
+    role_fails,
+    says_ring_fault,
+    says_step_failed,
+    short_output,
+    step_with,
+    stops_worker_that_hangs,
+    tell_node,
+    worker_plugin,
+)
+from reasons_beside_runs import SEEN
 from swactor_core import faults
-from swactor_core.errors import ModelError, ResourceError
 from swactor_core.faults import (
     REMEDIES,
     REMEDIES_OF_CAUSES,
@@ -48,37 +71,17 @@ from swactor_core.faults import (
     RoleFailure,
     StepFailure,
     StreamFaultReason,
-    UninstallReason,
     WorkerFatalReason,
-    WorkerStoppedReason,
 )
-from swactor_core.ids import INPUT_PORT, DeviceObjectHandle, EdgeId, NodeId, RingId, RoleId, WorkerGeneration
+from swactor_core.ids import DeviceObjectHandle, NodeId, WorkerGeneration
 from swactor_core.machines.run import RunOutcome
-from swactor_core.machines.worker_process import FromWorker
 from swactor_core.messages import (
-    Address,
-    ExecuteStep,
-    InstallRing,
-    ReleaseDeviceObject,
-    ResetRole,
-    RingFault,
     Shutdown,
-    ShutdownMode,
-    ShutdownWorker,
-    StepFailed,
-    WorkerStopped,
 )
 from swactor_core.plan import EdgePlan
-from swactor_core.plugins import REGISTRATION_HOOKS, Plugins, load_plugins
+from swactor_core.plugins import Plugins
 from swactor_core.specs import RingSpec
-from swactor_core.spi.membership import MemberState
-from swactor_core.spi.provider import Kind, Provider
-from swactor_core.spi.worker import RoleError
-from swactor_core.worker.rings import _RingEnd
-from swactor_testing.echo import EchoBackend, EchoRole
-from swactor_testing.heap import HeapArenas
 from swactor_testing.memory.hub import HUB
-from swactor_testing.synthetic import SyntheticLoader
 
 ENUMS: tuple[type[StrEnum], ...] = tuple(
     enum
@@ -86,257 +89,6 @@ ENUMS: tuple[type[StrEnum], ...] = tuple(
     if isinstance(enum, type) and issubclass(enum, StrEnum) and enum not in (StrEnum, Component)
 )
 MEMBERS = [member for enum in ENUMS for member in enum]
-LAST = 1  # stage and node: a run of two
-Act = Callable[[MockRun], Any]
-
-
-@dataclass(frozen=True)
-class Produced:
-    """A run of two nodes in which `act` happens `at` an event; it records `reason`, with the member as its
-    cause where that is a finer enum's, as `component` saw it, at `stage` and with `said` in its line."""
-
-    reason: FaultReason
-    component: Component
-    at: str = ""
-    act: Act = lambda run: None
-    stage: int | None = None
-    said: str = ""
-    worker: dict[str, object] = field(default_factory=dict)
-    session: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
-    plugins: Callable[[], Plugins] | None = None
-    choice: dict[str, str] = field(default_factory=dict)
-    gone: bool = False
-    """Node LAST cannot be asked for its teardown."""
-
-
-R, C = FaultReason, Component
-ABORT = ShutdownWorker(ShutdownMode.ABORT_IN_FLIGHT)
-
-# --- means ---
-
-
-def with_plugin(kind: Kind, factory: Any, **capabilities: Any) -> Callable[[], Plugins]:
-    def build() -> Plugins:
-        plugins = load_plugins()
-        provider = Provider(kind, "scripted", "of a test", factory, capabilities=capabilities)
-        hook = {REGISTRATION_HOOKS[kind]: lambda: [provider]}
-        plugins.register(SimpleNamespace(__name__="scripted", **hook), name="scripted")
-        return plugins
-
-    return build
-
-
-def worker_plugin(configure: Callable[[EchoRole], None]) -> dict[str, Any]:
-    """The echo worker, with something done to each role before it is used."""
-
-    class Scripted(EchoBackend):
-        def configure(self, *arguments: Any, **options: Any) -> EchoRole:
-            role = super().configure(*arguments, **options)
-            configure(role)
-            return role
-
-    plugins = with_plugin(Kind.WORKER, Scripted, in_process=True)
-    return {"plugins": plugins, "choice": {"worker": "scripted"}}
-
-
-def arena_plugin(arenas: type[HeapArenas]) -> dict[str, Any]:
-    return {
-        "plugins": with_plugin(Kind.ARENA, arenas, crosses_processes=False),
-        "choice": {"arena": "scripted"},
-    }
-
-
-class UnmappableArenas(HeapArenas):
-    def attach(self, fd: int, ceiling: int) -> Any:
-        raise ResourceError("it cannot be mapped here")
-
-
-class OtherAbi(HeapArenas):
-    """Its helper is of one ABI where the node looks, and of another where the worker does."""
-
-    asked = 0
-
-    @property
-    def abi(self) -> int:
-        self.asked += 1
-        return 1 if self.asked == 1 else 2
-
-
-def raises(error: BaseException) -> dict[str, Any]:
-    def configure(role: EchoRole) -> None:
-        def misbehave(sequence: int) -> None:
-            raise error
-
-        role._misbehave = misbehave
-
-    return worker_plugin(configure)
-
-
-def role_fails(reason: RoleFailure) -> dict[str, Any]:
-    def configure(role: EchoRole) -> None:
-        raise RoleError(reason, f"{reason}, by script")
-
-    return worker_plugin(configure)
-
-
-def short_output(role: EchoRole) -> None:
-    execute = role.execute
-    role.execute = lambda *step: (bytearray(4), execute(*step)[1] + 4)  # type: ignore[method-assign]
-
-
-def model_fails(cause: ModelFailure) -> dict[str, Any]:
-    """The loader of the nodes; the orchestrator has read the model's facts before."""
-
-    class Failing(SyntheticLoader):
-        def resolve(self, name: str, progress: Any = None) -> str:
-            raise ModelError(f"{cause}, by script", hint="mend it", cause=cause)
-
-    return {"plugins": with_plugin(Kind.LOADER, Failing), "choice": {"loader": "scripted"}}
-
-
-def ring_header(offset: int, word: int) -> Act:
-    """Of every ring that is made on the last node from here on, these header bytes are overwritten."""
-
-    def act(run: MockRun) -> None:
-        arena: Any = run.pool[LAST].data_plane.arena.arena
-        create = arena.create_ring
-
-        def spoilt(layout: Any) -> Any:
-            ring = create(layout)
-            struct.pack_into("<I", arena.memory, layout.header_offset + offset, word)
-            return ring
-
-        arena.create_ring = spoilt
-
-    return act
-
-
-def node_ring(run: MockRun, *, inbound: bool) -> Any:
-    return run.pool[LAST].data_plane.arena.rings[ring_of(run, LAST, inbound=inbound)[1]]
-
-
-def pump_fails(run: MockRun) -> None:
-    def defect() -> memoryview:
-        raise ZeroDivisionError("a defect of the pump")
-
-    node_ring(run, inbound=False).readable_span = defect
-
-
-def cursor_moves(run: MockRun) -> None:
-    """Somebody else writes into the ring's header: the pump finds its own cursor moved."""
-    arena: Any = run.pool[LAST].data_plane.arena.arena
-    layout = node_ring(run, inbound=True).layout
-    struct.pack_into("<Q", arena.memory, layout.header_offset + 24, 1 << 40)
-
-
-def says_ring_fault(reason: RingFaultReason) -> Act:
-    def act(run: MockRun) -> None:
-        edge_id, ring_id = ring_of(run, LAST, inbound=True)
-        worker_says(run, LAST, RingFault(ring_id, edge_id, INPUT_PORT, reason, f"{reason}, by script"))
-
-    return act
-
-
-def says_step_failed(reason: StepFailure) -> Act:
-    """Its answer to the first step, before it has any."""
-
-    def act(run: MockRun) -> None:
-        def answer(step: ExecuteStep) -> ExecuteStep:
-            worker_says(run, LAST, StepFailed(step.role_id, step.step_id, reason, f"{reason}, by script"))
-            return step
-
-        step_with(answer)(run)
-
-    return act
-
-
-def aborts_step(run: MockRun) -> None:
-    """The order to abort is there when the step begins."""
-    alter_commands(run, LAST, lambda c: (c, ABORT) if isinstance(c, ExecuteStep) else c)
-
-
-def stops_worker_that_hangs(run: MockRun) -> None:
-    silence_worker(run, LAST)
-    run.pool[LAST].system.tell(Address(Component.GPU_WORKER_CTL), ShutdownWorker(ShutdownMode.GRACEFUL))
-
-
-def step_with(alter: Callable[[ExecuteStep], object]) -> Act:
-    def act(run: MockRun) -> None:
-        alter_commands(run, LAST, lambda c: alter(c) if isinstance(c, ExecuteStep) else c)
-
-    return act
-
-
-def other_handle(step: ExecuteStep) -> ExecuteStep:
-    [bound] = step.inputs
-    handle = DeviceObjectHandle(bound.device_handle.worker_generation, 999)
-    return replace(step, inputs=(replace(bound, device_handle=handle),))
-
-
-def other_ring(step: ExecuteStep) -> ExecuteStep:
-    return replace(step, outputs=(replace(step.outputs[0], ring_id=RingId(999)),))
-
-
-def resets_role_first(run: MockRun) -> None:
-    plan = run.pool[LAST].stages._provision
-    assert plan is not None
-    command_worker(run, LAST, ResetRole(RoleId(plan.runtime.role_id)))
-
-
-def drains_worker(run: MockRun) -> None:
-    command_worker(run, LAST, ShutdownWorker(ShutdownMode.GRACEFUL))
-
-
-def release(handle: DeviceObjectHandle) -> Act:
-    return lambda run: command_worker(run, LAST, ReleaseDeviceObject(handle))
-
-
-def never_opens_model(run: MockRun) -> None:
-    async def wait(provision: object) -> None:
-        await asyncio.sleep(1e6)
-
-    stages: Any = run.pool[LAST].stages
-    stages._open_model = wait
-
-
-def other_run_is_here(run: MockRun) -> None:
-    stages: Any = run.pool[LAST].stages
-    stages.controller = SimpleNamespace(state="Ready")
-    stages._provision = SimpleNamespace(run_id=99, stage_index=4)
-
-
-def refuses_rings(run: MockRun) -> None:
-    arena: Any = run.pool[LAST].data_plane.arena.arena
-
-    def refuse(layout: object) -> Any:
-        raise ResourceError("no page is free")
-
-    arena.create_ring = refuse
-
-
-def member_dies(run: MockRun) -> None:
-    run.cluster.judge(run.ids[LAST], MemberState.DEAD, observer=run.home)
-
-
-def tell_node(component: Component, message: object) -> Act:
-    return lambda run: run.pool[LAST].system.tell(Address(component), message)
-
-
-PLANNED, READY, FIRST_TOKEN = "run_planned", "readiness_barrier_passed", "token_received"
-_SMALL_ARENA = {"arena_ceiling": 1 << 20}
-_OBJECTS = {
-    reason: Produced(
-        R.SEQUENCE_VIOLATION if reason is ObjectFailure.SEQUENCE_VIOLATION else R.MALFORMED_OBJECT_HEADER,
-        C.WORKER,
-        PLANNED,
-        lambda run, cause=str(reason): malform(run, edge=1, sequence=1, cause=cause),
-        stage=LAST,
-        said="of edge",
-    )
-    for reason in ObjectFailure
-    if str(reason) in MALFORMED
-}
 
 # --- one scenario for each reason ---
 
@@ -692,123 +444,6 @@ def test_a_reason_reaches_the_one_recorded_failure(
 
 
 # --- what is no run's reason: a teardown's, a refusal's, an order's ---
-
-
-def seen_teardown(plugins: Plugins) -> set[str]:
-    """The outcome stands; the event of the teardown carries its own failure."""
-    run = MockRun(
-        plugins,
-        nodes=2,
-        max_tokens=100,
-        at_event=FIRST_TOKEN,
-        act=lambda run: (HUB.hold(sender=run.ids[LAST]), run.session.stop_run()),
-    )
-    assert run.play().outcome is RunOutcome.OPERATOR_STOPPED
-    torn = run.events[-1]
-    assert torn["component"] == str(C.RUN)
-    assert "stage 1 did not say StageStopped" in torn["detail"]
-    assert torn["detail"].split("; ")[0] in run.result.unproven
-    return {torn["reason"]}
-
-
-def seen_refusals(plugins: Plugins) -> set[str]:
-    """A stranger's streams are refused with their reason, and the run never notices."""
-    seen: set[str] = set()
-
-    def act(run: MockRun) -> None:
-        transport = run.pool[2].transport
-        assert transport is not None
-        token_in, first, _, _ = next(e["edges"] for e in run.events if e["event"] == PLANNED)
-
-        async def disturb() -> None:
-            # stage 1 waits for the first stream of its edge, stage 0 reads its own already
-            for target, edge in ((run.ids[1], first), (run.ids[0], token_in), (run.ids[1], 12345)):
-                stream = await transport.open_edge(target, EdgeId(edge), deadline=10.0)
-                await asyncio.sleep(0)
-                del stream
-
-        run.session.orchestrator.system.start_task(disturb(), owner=Address(C.DRIVER))
-
-    for moment in ("edge_ready", READY, FIRST_TOKEN):
-        run = MockRun(plugins, max_tokens=60, at_event=moment, pool_deadline=60.0, act=act)
-        HUB.delay(1.0)  # time enough for a stream that nobody asks for to be given up
-        assert run.play().outcome is RunOutcome.COMPLETED
-        assert list(run.result.token_ids) == run.reference
-        seen |= {event["reason"] for event in run.events if event["event"] == "edge_refused"}
-        HUB.clear()
-    return seen
-
-
-def seen_uninstalls(plugins: Plugins) -> set[str]:
-    """Every ring end hears why it goes: its edge stopped, its ring is broken, or its worker ends."""
-    seen: set[str] = set()
-    uninstall = _RingEnd.uninstall
-
-    def record(end: _RingEnd, command: Any) -> None:
-        seen.add(str(command.reason))
-        uninstall(end, command)
-
-    ordinary = MockRun(plugins, nodes=2, max_tokens=2)
-    drained = MockRun(plugins, nodes=2, max_tokens=9, at_event=READY, act=drains_worker)
-    with mock.patch.object(_RingEnd, "uninstall", record):
-        for run in (ordinary, drained):
-            run.play()
-            run.check()
-    broken = MockRun(plugins, nodes=2, at_event=PLANNED)
-
-    def act(run: MockRun) -> None:
-        def note(command: Any) -> Any:
-            if isinstance(command, InstallRing):
-                fault = RingFault(
-                    command.ring_id, command.edge_id, command.port_id, RingFaultReason.RING_STATE_INVALID, "x"
-                )
-                worker_says(run, LAST, fault)
-            seen.add(str(getattr(command, "reason", "")))
-            return command
-
-        alter_commands(run, LAST, note)
-
-    broken.act = act
-    broken.play()
-    broken.check_fault("RingFault")
-    return seen
-
-
-def seen_stops(plugins: Plugins) -> set[str]:
-    """How a worker says that it stopped. Fatal is no word of this system's worker, whose last is WorkerFatal:
-    a node that hears it waits for the process's end all the same."""
-    seen: set[str] = set()
-    tell = FromWorker.__init__
-
-    def record(self: FromWorker, generation: Any, event: object) -> None:
-        if isinstance(event, WorkerStopped):
-            seen.add(str(event.reason))
-        tell(self, generation, event)
-
-    def fatal(run: MockRun) -> None:
-        worker_says(run, LAST, WorkerStopped(WorkerStoppedReason.FATAL))
-        end_worker(run, LAST)
-
-    with mock.patch.object(FromWorker, "__init__", record):
-        drained = MockRun(plugins, nodes=2, max_tokens=9, at_event=READY, act=drains_worker)
-        drained.play()
-        drained.check()
-        ended = MockRun(plugins, nodes=2, max_tokens=9, at_event=READY, act=fatal)
-        ended.play()
-        ended.check_fault("WorkerCrashed")
-    return seen
-
-
-SEEN: dict[Callable[[Plugins], set[str]], tuple[StrEnum, ...]] = {
-    seen_teardown: (FaultReason.TEARDOWN_TIMEOUT,),
-    seen_refusals: (
-        StreamFaultReason.WRONG_PEER,
-        StreamFaultReason.DUPLICATE_STREAM,
-        StreamFaultReason.UNKNOWN_EDGE,
-    ),
-    seen_uninstalls: tuple(UninstallReason),
-    seen_stops: tuple(WorkerStoppedReason),
-}
 
 
 @pytest.mark.parametrize("see", list(SEEN), ids=lambda see: see.__name__)
