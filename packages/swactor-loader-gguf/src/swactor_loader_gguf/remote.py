@@ -35,7 +35,7 @@ class RemoteFile:
     Implements `index.Contents`. Raises ModelError when it cannot be had.
 
     `path` is a file of the whole size, of which only fetched ranges hold what they should; `header_progress`
-    hears of what `need` fetches; `tag` tells this content from others of the same name.
+    hears of what `need` fetches; `tag` tells this content from others of the same name, where there are any.
     """
 
     def __init__(self, web: WebFile, header_progress: Progress = silent, *, fixed: bool = False) -> None:
@@ -50,7 +50,8 @@ class RemoteFile:
         except BaseException:
             self._web.close()
             raise
-        self.name, self.tag = self._known.address, self._known.tag
+        self.name = self._known.address
+        self.tag = "" if fixed else self._known.tag.removeprefix("W/")
         self.path = self._sparse.path
 
     def close(self) -> None:

