@@ -159,8 +159,9 @@ def test_keys_of_another_type_are_refused(raw, tmp_path, key):
 def test_parts_over_the_web(raw, tmp_path, nginx, cache):
     parts = raw.split_model(metadata_only=True)
     paths = written(tmp_path / "served", parts)
-    model, other = opened(f"{nginx.url}/{paths[2].name}"), opened(f"{nginx.url}/{paths[0].name}")
-    assert model.digest() == other.digest()
+    model = opened(f"{nginx.url}/{paths[2].name}")
+    local = opened(paths[0])
+    assert model.digest() == local.digest()
     assert model.facts.num_layers == 4
     refs = model.manifest(1, 2).tensors
     model.fetch(1, 2)
@@ -169,7 +170,7 @@ def test_parts_over_the_web(raw, tmp_path, nginx, cache):
             file.seek(ref.offset)
             assert file.read(32).rstrip(b".").decode() == ref.name
     model.close()
-    other.close()
+    local.close()
 
 
 def test_a_part_missing_on_the_web(raw, tmp_path, nginx, cache):

@@ -1,8 +1,7 @@
-"""What is known of a split model's parts without having them: digests, sizes and tensor tables.
+"""What is known of a model's files without having them: which content each is, tensor tables of parts.
 
 Whoever plans a run has opened all parts and tells the stages; a stage opens the first part and those that
-hold its tensors, and compares each with what it was told. The model's digest is the text's, so that all
-stages have been told the same. Pure: text in, text out.
+hold its tensors, and compares each with what it was told. Pure: text in, text out.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import json
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from swactor_core.errors import ModelError
@@ -32,10 +31,12 @@ _LONGEST_TEXT = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class PartOutline:
-    """One part. `digest` is of header, tensor table and size, of a part on the web of its content too; rows
-    of `tensors` have no path."""
+    """One part. `digest` is of header, tensor table and size; `tag` tells the content of an address from
+    others that it may have had, empty where nothing does. Rows of `tensors` have no path; those of the first
+    part are not told: every stage opens it."""
 
     digest: str
+    tag: str
     file_bytes: int
     header_bytes: int
     tensors: tuple[TensorEntry, ...]
@@ -46,19 +47,22 @@ class Outline:
 
     def __init__(self, parts: Sequence[PartOutline]) -> None:
         self.parts = tuple(parts)
-        rows = [
-            [part.digest, part.file_bytes, part.header_bytes, [_row(tensor) for tensor in part.tensors]]
-            for part in self.parts
-        ]
-        self._text = json.dumps(rows, separators=(",", ":")).encode()
 
     def digest(self) -> str:
-        """SHA-256, in hexadecimal."""
-        return hashlib.sha256(self._text).hexdigest()
+        """The model's: SHA-256, in hexadecimal, of the parts' digests."""
+        digests = [part.digest for part in self.parts]
+        return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
     def packed(self) -> str:
-        """For a message; empty when it would be too long for one."""
-        packed = base64.b64encode(zlib.compress(self._text, 9)).decode()
+        """For a message; empty when there is nothing to tell, and when it would be too long for one."""
+        if len(self.parts) == 1 and not self.parts[0].tag:
+            return ""
+        rows = [
+            [part.digest, part.tag, part.file_bytes, part.header_bytes, [_row(each) for each in part.tensors]]
+            for part in (replace(self.parts[0], tensors=()), *self.parts[1:])
+        ]
+        text = json.dumps(rows, separators=(",", ":")).encode()
+        packed = base64.b64encode(zlib.compress(text, 9)).decode()
         return packed if len(packed) <= LONGEST else ""
 
     @classmethod
@@ -74,7 +78,7 @@ class Outline:
             parts = [_part(row) for row in json.loads(text)]
         except (binascii.Error, zlib.error, ValueError, TypeError, RecursionError) as error:
             _refuse(str(error))
-        if not 2 <= len(parts) <= MAX_PARTS:
+        if not 1 <= len(parts) <= MAX_PARTS:
             _refuse(f"{len(parts)} parts")
         return cls(parts)
 
@@ -85,12 +89,13 @@ def _row(tensor: TensorEntry) -> list[Any]:
 
 def _part(row: Any) -> PartOutline:
     """Raises ValueError or TypeError."""
-    digest, file_bytes, header_bytes, rows = row
+    digest, tag, file_bytes, header_bytes, rows = row
+    if not isinstance(tag, str):
+        raise TypeError("a tag that is no text")
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise ValueError("a digest that is none")
-    return PartOutline(
-        digest, _count(file_bytes), _count(header_bytes), tuple(_tensor(each) for each in rows)
-    )
+    tensors = tuple(_tensor(each) for each in rows)
+    return PartOutline(digest, tag, _count(file_bytes), _count(header_bytes), tensors)
 
 
 def _tensor(row: Any) -> TensorEntry:

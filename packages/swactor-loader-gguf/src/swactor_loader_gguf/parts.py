@@ -8,7 +8,6 @@ been told the model's outline opens only the parts that it needs. Must not know 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Callable
@@ -72,8 +71,8 @@ class ModelFiles:
         self.first = self._parts[0]
         self.tensors: dict[str, TensorEntry] = {}
         self._number_of: dict[str, int] = {}
-        for number in range(len(self._parts if outline is None else outline.parts)):
-            rows = self._parts[number].tensors.values() if outline is None else outline.parts[number].tensors
+        for number, told in enumerate(self._outline.parts):
+            rows = self._parts[number].tensors.values() if number in self._parts else told.tensors
             self.tensors.update((tensor.name, tensor) for tensor in rows)
             self._number_of.update((tensor.name, number) for tensor in rows)
 
@@ -119,12 +118,13 @@ class ModelFiles:
     def _open_told(self, number: int) -> GgufIndex:
         """Raises ModelError, naming the part, for one that the outline was not made of."""
         assert self._told is not None
-        index = self._open_part(number)
-        if self._digest_of(index) != self._told.parts[number].digest:
+        count, told = len(self._told.parts), self._told.parts[number]
+        index = self._open_part(number) if count > 1 else self._open(self._name)
+        if (index.digest(), self._tag_of(index)) != (told.digest, told.tag):
+            which = f"part {number + 1} of {count}, {index.name}," if count > 1 else index.name
             raise ModelError(
-                f"part {number + 1} of {len(self._told.parts)}, {index.name}, is another file than the one "
-                "that the plan was made for",
-                hint="put the same parts on every node; of an address, run again",
+                f"{which} is another file than the one that the plan was made for",
+                hint="put the same files on every node; of an address, run again",
                 cause=ModelFailure.DIFFERENT_FILE,
             )
         self._parts[number] = index
@@ -183,39 +183,38 @@ class ModelFiles:
 
     @property
     def file_bytes(self) -> int:
-        return sum(part.file_bytes for part in (self._told.parts if self._told else self._parts.values()))
+        return sum(part.file_bytes for part in self._outline.parts)
 
     @property
     def header_bytes(self) -> int:
-        return sum(part.header_bytes for part in (self._told.parts if self._told else self._parts.values()))
+        return sum(part.header_bytes for part in self._outline.parts)
 
     def digest(self) -> str:
-        """SHA-256, in hexadecimal, of header, tensor table and size of every file, and of what else tells the
-        content of one on the web from others."""
-        return self._digest_of(self.first) if self._outline is None else self._outline.digest()
+        """SHA-256, in hexadecimal, of header, tensor table and size of every file."""
+        return self._outline.digest()
 
     def outline(self) -> str:
-        """What `Outline.unpacked` reads; empty for a model that is one file."""
-        return "" if self._outline is None else self._outline.packed()
+        """What `Outline.unpacked` reads, or nothing."""
+        return self._outline.packed()
 
     @cached_property
-    def _outline(self) -> Outline | None:
-        if self._told is not None or len(self._parts) == 1:
-            return self._told
-        return Outline(
+    def _outline(self) -> Outline:
+        return self._told or Outline(
             [
                 PartOutline(
-                    self._digest_of(part), part.file_bytes, part.header_bytes, tuple(part.tensors.values())
+                    part.digest(),
+                    self._tag_of(part),
+                    part.file_bytes,
+                    part.header_bytes,
+                    tuple(part.tensors.values()),
                 )
                 for _, part in sorted(self._parts.items())
             ]
         )
 
-    def _digest_of(self, part: GgufIndex) -> str:
+    def _tag_of(self, part: GgufIndex) -> str:
         remote = self._remotes.get(part.path)
-        if remote is None or not remote.tag:
-            return part.digest()
-        return hashlib.sha256(f"{part.digest()}\n{remote.tag}".encode()).hexdigest()
+        return "" if remote is None else remote.tag
 
     def to_fetch(self, tensors: tuple[TensorRef, ...]) -> int:
         """Bytes of `tensors` that are not on this machine."""

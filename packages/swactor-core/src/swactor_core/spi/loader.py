@@ -120,13 +120,12 @@ class Model(Protocol):
     @property
     def facts(self) -> ModelFacts: ...
     def digest(self) -> str:
-        """Hexadecimal digest of header, tensor table and file size, and of what else tells the content that
-        an address has from what it had before: equal on nodes with the same model by the same name."""
+        """Hexadecimal digest of header, tensor table and file size: equal on nodes with the same model."""
 
     def outline(self) -> str:
-        """What another node must be told of files that it does not open, for `Loader.open`; empty where there
-        is nothing to tell, as of a model that is one file. `digest` is of it too: a model that was opened
-        with it has the same."""
+        """What another node must be told for its `Loader.open`: of files that it need not open, and which
+        content an address has. Text of the loader's own, at most 1 MiB; empty where there is nothing to tell,
+        as of one local file. A model that was opened with it has the same digest and outline."""
 
     def manifest(self, layer_start: int, layer_end_exclusive: int) -> StageManifest:
         """Raises ModelError for a range outside the file."""
@@ -168,7 +167,7 @@ class Loader(Protocol):
     ) -> Model:
         """Reads the header only, wherever it is; what `progress` raises ends that, as in `Model.fetch`. With
         the `outline` of the same model opened elsewhere, given only where it is not empty, files are opened
-        when a manifest needs them, and one that is not as the outline says is refused by name. Raises
+        when a manifest needs them, and one that is not what the outline says is refused by name. Raises
         ModelError with field and offset for a malformed file."""
 
 
