@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file, offline
@@ -198,7 +197,7 @@ def _uri(name: str, given: str, *, local: bool) -> str:
     for a path that cannot be told to a node."""
     if not os.path.isabs(name):
         return name  # an address is the same everywhere
-    uri = str(Path(name).resolve()) if local else given
+    uri = name if local else given
     check_text("the model's path", uri)
     return uri
 
