@@ -44,7 +44,7 @@ def served(large, misbehaving, cache):
 
 
 def opened(url):
-    return GgufModel(url, ModelFiles(url, lambda part: RemoteFile(WebFile(part, patience=HASTY))))
+    return GgufModel(url, ModelFiles(url, lambda part, _: RemoteFile(WebFile(part, patience=HASTY))))
 
 
 def fetched(url, start=0, end=16):
@@ -220,6 +220,14 @@ def test_the_same_header_before_other_weights_is_another_model(served):
     model.fetch(0, 2)
     model.close()
     server.behaviour.content, server.behaviour.etag = content[:-1] + b"?", '"two"'
+    before = len(server.requests)
+    model = loader.open(url, outline=outline)  # what the plan means is here: nobody need be asked
+    model.fetch(0, 2)
+    assert_is(model, content, 0, 2)
+    assert len(server.requests) == before
+    with pytest.raises(ModelError, match="has changed since"):
+        model.fetch(0, 16)
+    model.close()
     with pytest.raises(ModelError, match=f"{url} is another file than the one that the plan") as caught:
         loader.open(url, outline=outline)
     assert caught.value.cause is ModelFailure.DIFFERENT_FILE

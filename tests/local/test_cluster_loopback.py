@@ -18,7 +18,7 @@ from swactor_core.node.identity import load_or_create_seed
 from swactor_core.plugins import load_plugins
 from swactor_core.spi.provider import Kind
 from swactor_testing.echo import reference_tokens
-from web_servers import Nginx
+from web_servers import Misbehaving, Nginx
 
 PROMPT = ("--prompt-ids", "5,6,7")
 ECHO = reference_tokens((5, 6, 7), 400, num_layers=4, vocab_size=160)
@@ -329,6 +329,36 @@ def test_nodes_that_have_only_their_parts_of_a_split_model(
     assert result["fault"]["stage_index"] == 1
     assert f"part 3 of 3, {mine}, is another file" in started.error_line()
     cluster.stop()
+
+
+def test_nodes_that_reach_what_their_orchestrator_could_not_refuse_it(
+    command: Callable[..., Command], tmp_path: Path, tiny_model: Callable[[str], str]
+) -> None:
+    """Same header, other weights: the orchestrator goes by its cache, the nodes reach the new content."""
+    content = Path(tiny_model("llama-gqa")).read_bytes()
+    server = Misbehaving(content)
+    try:
+        url = f"{server.url}/m.gguf"
+        cluster = Cluster(command, tmp_path, url)
+        for name in NAMES:
+            cluster.start(name, environment={"SWACTOR_CACHE_DIR": str(tmp_path / name / "cache")})
+        mine = {"SWACTOR_CACHE_DIR": str(tmp_path / "orchestrator" / "cache")}
+        assert command("plan", url, environment=mine).wait() == 0
+        server.behaviour.content, server.behaviour.etag = content[:-1] + bytes([content[-1] ^ 1]), '"two"'
+        server.behaviour.answers = [503, 503]  # to the orchestrator, which asks first
+        started = cluster.run("--max-tokens", "5", environment=mine)
+        result = started.finish(1)
+        assert started.err.count("its server cannot be reached (status 503)") == 1
+        fault = result["fault"]
+        assert (fault["reason"], fault["cause"]) == ("WeightLoadFailed", "ModelDifferentFile")
+        line = started.error_line()
+        assert f"{url} is another file than the one that the plan was made for" in line
+        assert "run again" in line
+        cluster.assert_all_given_back()
+        assert cluster.run("--max-tokens", "5", environment=mine).finish(0)["token_ids"] == ECHO[:5]
+        cluster.stop()
+    finally:
+        server.stop()
 
 
 def test_a_node_that_never_comes_is_named(

@@ -126,24 +126,20 @@ def test_a_switch_that_says_neither_is_bad_input(
     assert "SWACTOR_OFFLINE is 'perhaps'" in done.err
 
 
-def test_a_stage_that_reaches_what_its_orchestrator_could_not_is_refused(
+def test_stages_go_by_the_content_that_their_orchestrator_goes_by(
     run: Start, server: Misbehaving, environment: dict[str, str | None]
 ) -> None:
-    """Same header, other weights: the orchestrator goes by its cache, the stages reach the new content."""
+    """The address has another content when stages could ask; what they need of the planned one is here."""
     arguments = (f"{server.url}/m.gguf", "--worker", "echo", "--prompt-ids", "5,6,7", "--max-tokens", "4")
-    run(*arguments, environment=environment).finish(0)
+    tokens = run(*arguments, environment=environment).finish(0)["token_ids"]
     old = server.behaviour.content
     server.behaviour.content, server.behaviour.etag = old[:-1] + bytes([old[-1] ^ 1]), '"two"'
     server.behaviour.answers = [503, 503]  # to the orchestrator, which asks first
+    before = len(server.requests)
     started = run(*arguments, environment=environment)
-    result = started.finish(1)
+    assert started.finish(0)["token_ids"] == tokens
     assert len(warnings(started)) == 1
-    assert (result["fault"]["reason"], result["fault"]["cause"]) == ("WeightLoadFailed", "ModelDifferentFile")
-    assert f"{server.url}/m.gguf is another file than the one that the plan was made for" in (
-        started.error_line()
-    )
-    assert "run again" in started.error_line()
-    run(*arguments, environment=environment).finish(0)  # by then all take the new one
+    assert len(server.requests) - before == 2
 
 
 # parts

@@ -42,10 +42,14 @@ class Answer:
 
 
 def identify(
-    web: WebFile, *, enough: Callable[[Known], bool], fixed: bool = False, check: Callable[[], None]
+    web: WebFile,
+    *,
+    enough: Callable[[Known], bool],
+    settled: Callable[[Known], bool] = lambda known: False,
+    check: Callable[[], None],
 ) -> Answer:
     """What `web` is. `enough` says of what is kept whether a run might go on with it; then the server is
-    asked for no longer than ASK_S, and not at all where the address is `fixed`: its content never changes.
+    asked for no longer than ASK_S, and not at all where that is `settled`: it could say nothing new.
 
     Closes `web` where it raises, or where the answer has another one. `check` is called while it waits.
     Raises Unreachable without an answer and enough; ModelError; and whatever `check` raises.
@@ -55,7 +59,7 @@ def identify(
         if known is None or not enough(known):
             refuse_when_offline(f"{shown(web.url)}, which is not in the cache,")
             return Answer(web, ask(web, check), True)
-        if fixed or offline():
+        if settled(known) or offline():
             return Answer(web, known, False)
         host = urlsplit(web.url).netloc
         if time.monotonic() - _silent_since.get(host, -_SILENCE_S) < _SILENCE_S:

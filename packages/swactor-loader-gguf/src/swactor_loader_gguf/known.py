@@ -53,6 +53,11 @@ class Known:
         return self.identity.sha256 or self.identity.validator or self.head
 
     @property
+    def steady_tag(self) -> str:
+        """The same, without what a proxy may put in front of it."""
+        return self.tag.removeprefix("W/")
+
+    @property
     def key(self) -> str:
         """The name of the content's folder: its own digest where it is known, else one of address, size and
         tag."""

@@ -34,7 +34,8 @@ _PATH = re.compile(rf"(?P<prefix>.*){_NUMBERS}(?P<rest>)", re.DOTALL)
 _ADDRESS = re.compile(rf"(?P<prefix>[^?#]*){_NUMBERS}(?P<rest>(?:@[^?#]*)?(?:[?#].*)?)", re.DOTALL)
 _FETCH_PARTS = "put all parts of one model beside each other, under the names that they were made with"
 
-Opener = Callable[[str], "RemoteFile"]
+Opener = Callable[[str, str], "RemoteFile"]
+"""A name, and the tag of the content that a plan means by it, empty for the one that it has now."""
 
 
 def part_name(name: str, number: int, *, address: bool = False) -> str | None:
@@ -86,11 +87,11 @@ class ModelFiles:
         part = self._parts.get(number) or self._open_told(number)
         return part.tensors[tensor.name]
 
-    def _open(self, name: str) -> GgufIndex:
+    def _open(self, name: str, wanted: str = "") -> GgufIndex:
         if self._opener is None:
             index = GgufIndex(name)
         else:
-            remote = self._opener(name)
+            remote = self._opener(name, wanted)
             self._closing.callback(remote.close)
             index = GgufIndex(remote.path, remote)
             self._remotes[index.path] = remote
@@ -119,7 +120,7 @@ class ModelFiles:
         """Raises ModelError, naming the part, for one that the outline was not made of."""
         assert self._told is not None
         count, told = len(self._told.parts), self._told.parts[number]
-        index = self._open_part(number) if count > 1 else self._open(self._name)
+        index = self._open_part(number, told.tag) if count > 1 else self._open(self._name, told.tag)
         if (index.digest(), self._tag_of(index)) != (told.digest, told.tag):
             which = f"part {number + 1} of {count}, {index.name}," if count > 1 else index.name
             raise ModelError(
@@ -130,7 +131,7 @@ class ModelFiles:
         self._parts[number] = index
         return index
 
-    def _open_part(self, number: int) -> GgufIndex:
+    def _open_part(self, number: int, wanted: str = "") -> GgufIndex:
         remote = self._opener is not None
         name = part_name(self._name, number, address=remote)
         me = shown(self._name) if remote else self._name
@@ -141,7 +142,7 @@ class ModelFiles:
                 cause=ModelFailure.PARTS_INVALID,
             )
         try:
-            return self._open(name)
+            return self._open(name, wanted)
         except ModelError as error:
             if error.cause is not ModelFailure.NOT_FOUND:
                 raise

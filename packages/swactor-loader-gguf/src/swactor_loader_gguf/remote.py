@@ -31,17 +31,23 @@ _HASH_BLOCK = 4 << 20
 
 
 class RemoteFile:
-    """The content that `web` has now, or had when it was last asked: see `asking.identify`, also for `fixed`.
-    Implements `index.Contents`. Raises ModelError when it cannot be had.
+    """The content that `web` has now, or had when it was last asked: see `asking.identify`. Implements
+    `index.Contents`. Raises ModelError when it cannot be had.
 
     `path` is a file of the whole size, of which only fetched ranges hold what they should; `header_progress`
     hears of what `need` fetches; `tag` tells this content from others of the same name, where there are any.
+    The server need not be asked for a name that is `fixed` to one content, nor for the `wanted` tag.
     """
 
-    def __init__(self, web: WebFile, header_progress: Progress = silent, *, fixed: bool = False) -> None:
+    def __init__(
+        self, web: WebFile, header_progress: Progress = silent, *, fixed: bool = False, wanted: str = ""
+    ) -> None:
         self._header_progress = header_progress
         answer = identify(
-            web, enough=lambda known: known.is_here, fixed=fixed, check=lambda: header_progress(0, 0)
+            web,
+            enough=lambda known: known.is_here,
+            settled=lambda known: fixed or known.steady_tag == wanted,
+            check=lambda: header_progress(0, 0),
         )
         self._web, self._known, self._fresh = answer.web, answer.known, answer.fresh
         path, self.size = self._known.path, self._known.identity.size
@@ -51,7 +57,7 @@ class RemoteFile:
             self._web.close()
             raise
         self.name = self._known.address
-        self.tag = "" if fixed else self._known.tag.removeprefix("W/")
+        self.tag = "" if fixed else self._known.steady_tag
         self.path = self._sparse.path
 
     def close(self) -> None:

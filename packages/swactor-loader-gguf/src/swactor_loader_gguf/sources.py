@@ -216,8 +216,8 @@ def open_files(name: str, progress: Progress = silent, *, outline: str = "") -> 
         return ModelFiles(name, outline=told)
     from swactor_loader_gguf.remote import RemoteFile
 
-    def opened(part: str) -> RemoteFile:
-        return RemoteFile(_web_file(part), progress, fixed=_is_fixed(part))
+    def opened(part: str, wanted: str) -> RemoteFile:
+        return RemoteFile(_web_file(part), progress, fixed=_is_fixed(part), wanted=wanted)
 
     return ModelFiles(name, opened, told)
 
