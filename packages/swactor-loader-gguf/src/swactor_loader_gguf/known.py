@@ -114,7 +114,7 @@ def keep(url: str, known: Known) -> None:
 def addresses_by_key() -> dict[str, list[Known]]:
     """What is kept of each content, by its folder's name; the one asked for last first."""
     found: dict[str, list[Known]] = {}
-    for file in (cache_directory() / _FOLDER).glob("*"):
+    for file in (cache_directory() / _FOLDER).glob("[!.]*"):
         if (known := _read(file)) is not None:
             found.setdefault(known.key, []).append(known)
     for held in found.values():
@@ -123,8 +123,10 @@ def addresses_by_key() -> dict[str, list[Known]]:
 
 
 def forget_lost() -> None:
-    """Removes what speaks of contents that are not in the cache any more. Raises OSError."""
-    files = {file: _read(file) for file in (cache_directory() / _FOLDER).glob("*")}
+    """Removes what speaks of contents that are not in the cache any more, and what a killed writer has left.
+    Raises OSError."""
+    found = (cache_directory() / _FOLDER).glob("*")
+    files = {file: None if file.name.startswith(".") else _read(file) for file in found}
     held = {known for known in files.values() if known is not None and known.path.parent.is_dir()}
     # A name that stands for a revision has no folder of its own where its source names no digest.
     revisions = {known.identity.revision for known in held} - {""}
