@@ -416,6 +416,7 @@ def test_a_revision_means_without_its_hub_what_it_meant(hub, caplog):
     server, store, _ = hub
     path = hub_path("hf:owner/repo/m.gguf")
     server.behaviour.status = store.behaviour.status = 503
+    server.behaviour.headers["Retry-After"] = "600"  # which nobody waits for
     assert hub_path("hf:owner/repo/m.gguf") == path
     assert f"{server.url}/owner/repo/resolve/main/m.gguf: its server cannot be reached" in said(caplog)[0]
     with pytest.raises(ModelError) as caught:
