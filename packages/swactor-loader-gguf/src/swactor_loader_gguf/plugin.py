@@ -64,7 +64,7 @@ def _check_cache() -> CheckResult:
     from swactor_core.errors import ConfigError, ModelError
 
     from swactor_loader_gguf.cache import free_bytes, prepare_cache
-    from swactor_loader_gguf.sources import DEMO_BYTES
+    from swactor_loader_gguf.packages import DEMO_BYTES
 
     try:
         folder, forbidden = prepare_cache(), offline()
