@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from swactor_loader_gguf.known import Identity, Known, keep
 from swactor_loader_gguf.sparse import SparseFile
 
 DAY = 86400.0
@@ -72,6 +73,18 @@ def partial(home: Path) -> Path:
     return Path(file.path)
 
 
+@pytest.fixture
+def known(home: Path) -> Path:
+    """4 KiB of a model of 1 MiB, with what its address was."""
+    said = Known("https://host.test/folder/known.gguf", Identity(1 << 20, '"a tag"'), asked=1_700_000_000.25)
+    keep("https://host.test/folder/known.gguf?signature=s1gned", said)
+    file = SparseFile(said.path.parent, said.path.name, 1 << 20)
+    file.write(0, b"y" * 4096)
+    file.commit(0, 4096)
+    file.close()
+    return said.path
+
+
 def listed(call: Any) -> dict[str, dict[str, Any]]:
     said = call("cache", "list", "--json")
     assert said.code == 0, said.err
@@ -101,6 +114,22 @@ def test_sizes_on_disk_are_those_of_what_is_here(call: Any, whole: Path, partial
     said = call("cache", "list")
     assert "2 models" in said.out
     assert "partial.gguf" in said.out
+
+
+def test_where_a_model_is_from_is_listed_and_goes_with_it(
+    call: Any, known: Path, partial: Path, home: Path
+) -> None:
+    found = listed(call)
+    address = "https://host.test/folder/known.gguf"
+    assert found["known.gguf"]["sources"] == [{"address": address, "asked": 1_700_000_000.25}]
+    assert found["partial.gguf"]["sources"] == []
+    said = call("cache", "list")
+    assert address in said.out
+    assert "s1gned" not in said.out
+    (home / "cache" / "addresses" / ".of a killed writer").write_text("torn")
+    assert call("cache", "clear", "known.gguf").code == 0
+    assert not list((home / "cache" / "addresses").iterdir())
+    assert list(listed(call)) == ["partial.gguf"]
 
 
 def test_what_is_older_goes_and_what_is_not_stays(call: Any, whole: Path, partial: Path) -> None:
@@ -256,6 +285,20 @@ def test_what_cannot_be_meant_is_refused(call: Any, arguments: tuple[str, ...], 
     said = call("cache", "clear", *arguments)
     assert said.code == 2
     assert words in said.err
+
+
+@pytest.mark.parametrize(
+    ("value", "statuses", "words"),
+    [("1", ("ok", "warn"), "SWACTOR_OFFLINE is set: nothing is fetched"), ("no way", ("fail",), "'no way'")],
+)
+def test_doctor_says_what_the_switch_means(
+    call: Any, monkeypatch: pytest.MonkeyPatch, value: str, statuses: tuple[str, ...], words: str
+) -> None:
+    monkeypatch.setenv("SWACTOR_OFFLINE", value)
+    records = [json.loads(line) for line in call("doctor", "--json").out.splitlines()]
+    (check,) = [record for record in records if record.get("id") == "gguf.cache"]
+    assert check["status"] in statuses
+    assert words in check["detail"]
 
 
 def test_doctor_says_what_the_cache_takes(call: Any, whole: Path) -> None:

@@ -90,6 +90,9 @@ class FileModel:
     def digest(self) -> str:
         return blake2b(json.dumps(self.head).encode(), digest_size=32).hexdigest()
 
+    def outline(self) -> str:
+        return ""
+
     def tensors(self) -> list[TensorRef]:
         refs, offset = [], HEAD
         for name, size in self.sizes.items():
@@ -221,7 +224,7 @@ class WrongLoader(LoaderContract):
                     raise ModelError(f"no model {name!r}", hint="give a path")
                 return os.path.relpath(path) if parts.relative else str(path)
 
-            def open(self, path: str, progress: Any = None) -> Any:
+            def open(self, path: str, progress: Any = None, *, outline: str = "") -> Any:
                 if path.startswith("far:"):
                     return parts.far(tmp_path, path.removeprefix("far:"), progress or silent)
                 return Model(path)

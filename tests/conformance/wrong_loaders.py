@@ -32,6 +32,20 @@ class TestUnbroken(Wrong):
 # --- facts and stages ---
 
 
+@caught_by("test_what_another_node_is_told_is_the_same_model", r"stage.outline\(\) ==")
+class TestTellsEachNodeSomethingElse(Wrong):
+    class model(FileModel):
+        def outline(self) -> str:
+            return str(id(self))
+
+
+@caught_by("test_what_another_node_is_told_is_the_same_model", "characters in a message")
+class TestTellsTooMuch(Wrong):
+    class model(FileModel):
+        def outline(self) -> str:
+            return "." * ((1 << 20) + 1)
+
+
 @caught_by(LAYER_BYTES, "layer 1 has 320 bytes, the facts say")
 class TestLiesAboutLayerBytes(Wrong):
     class model(FileModel):

@@ -68,6 +68,7 @@ def test_stages_of_one_run_agree() -> None:
         {"model": replace(provision().model, max_seq_len=129)},
         {"model": replace(provision().model, hidden_dim=4)},
         {"model": replace(provision().model, dtype_family=DTypeFamily.UNSIGNED)},
+        {"gguf_source": replace(provision().gguf_source, outline="of other files")},
         {"runtime": replace(provision().runtime, prefill_chunk=33)},
         {"runtime": replace(provision().runtime, token_output_policy=TokenOutputPolicy.LOGITS)},
     ],

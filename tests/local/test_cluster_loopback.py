@@ -13,15 +13,18 @@ from typing import Any
 import event_checker
 import pytest
 from local_command import Command, Places, Run, until
+from split_models import split
 from swactor_core.node.identity import load_or_create_seed
 from swactor_core.plugins import load_plugins
 from swactor_core.spi.provider import Kind
 from swactor_testing.echo import reference_tokens
-from web_servers import Nginx
+from web_servers import Misbehaving, Nginx
 
 PROMPT = ("--prompt-ids", "5,6,7")
 ECHO = reference_tokens((5, 6, 7), 400, num_layers=4, vocab_size=160)
 NAMES = ("a", "b")
+# Of a model of four layers on two nodes: stage 0 needs parts 1 and 2, stage 1 parts 1 and 3.
+SHARES = (("token_embd", "output"), ("blk.0.", "blk.1."), ("blk.2.", "blk.3."))
 
 
 def public_key(file: Path) -> str:
@@ -281,6 +284,81 @@ def test_nodes_of_a_cluster_fetch_their_own_stages(
     for name in NAMES:
         (held,) = Path(caches[name]).glob("remote/*/m.gguf")
         assert held.stat().st_size == size
+
+
+def test_nodes_that_have_only_their_parts_of_a_split_model(
+    command: Callable[..., Command],
+    tmp_path: Path,
+    tiny_model: Callable[[str], str],
+    reference: Callable[[str], dict[str, Any]],
+) -> None:
+    """And one of them, later, another file in the place of a part that it needs."""
+    known = reference("tiny/llama-gqa")
+    expected, ids = known["greedy"], ",".join(map(str, known["prompt"]))
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    parts = split(tiny_model("llama-gqa"), whole, SHARES)
+    cluster = Cluster(command, tmp_path, parts[1].name)
+    text = cluster.file.read_text()
+    text = text.replace('worker = "echo"', 'worker = "tinygrad"').replace(
+        "worker = { copy_polls = 4 }", "worker = {}"
+    )
+    cluster.file.write_text(text)
+    for name, held in zip(NAMES, ((0, 1), (0, 2)), strict=True):
+        for number in held:
+            shutil.copy(parts[number], tmp_path / name)
+        cluster.start(name, cwd=tmp_path / name)
+
+    def start() -> Run:
+        started = command(
+            parts[1].name, "--prompt-ids", ids, "--max-tokens", str(len(expected)), "--ignore-eos",
+            "--cluster", str(cluster.file),
+            kind=Run, places=cluster.orchestrator, cwd=whole,
+        )  # fmt: skip
+        assert isinstance(started, Run)
+        started.veterans = True
+        return started
+
+    assert start().finish(0)["token_ids"] == expected
+    cluster.assert_all_given_back()
+    mine = tmp_path / "b" / parts[2].name
+    mine.write_bytes(parts[2].read_bytes() + bytes(32))
+    started = start()
+    result = started.finish(1)
+    assert result["fault"]["cause"] == "ModelDifferentFile"
+    assert result["fault"]["stage_index"] == 1
+    assert f"part 3 of 3, {mine}, is another file" in started.error_line()
+    cluster.stop()
+
+
+def test_nodes_that_reach_what_their_orchestrator_could_not_refuse_it(
+    command: Callable[..., Command], tmp_path: Path, tiny_model: Callable[[str], str]
+) -> None:
+    """Same header, other weights: the orchestrator goes by its cache, the nodes reach the new content."""
+    content = Path(tiny_model("llama-gqa")).read_bytes()
+    server = Misbehaving(content)
+    try:
+        url = f"{server.url}/m.gguf"
+        cluster = Cluster(command, tmp_path, url)
+        for name in NAMES:
+            cluster.start(name, environment={"SWACTOR_CACHE_DIR": str(tmp_path / name / "cache")})
+        mine = {"SWACTOR_CACHE_DIR": str(tmp_path / "orchestrator" / "cache")}
+        assert command("plan", url, environment=mine).wait() == 0
+        server.behaviour.content, server.behaviour.etag = content[:-1] + bytes([content[-1] ^ 1]), '"two"'
+        server.behaviour.answers = [503, 503]  # to the orchestrator, which asks first
+        started = cluster.run("--max-tokens", "5", environment=mine)
+        result = started.finish(1)
+        assert started.err.count("its server cannot be reached (status 503)") == 1
+        fault = result["fault"]
+        assert (fault["reason"], fault["cause"]) == ("WeightLoadFailed", "ModelDifferentFile")
+        line = started.error_line()
+        assert f"{url} is another file than the one that the plan was made for" in line
+        assert "run again" in line
+        cluster.assert_all_given_back()
+        assert cluster.run("--max-tokens", "5", environment=mine).finish(0)["token_ids"] == ECHO[:5]
+        cluster.stop()
+    finally:
+        server.stop()
 
 
 def test_a_node_that_never_comes_is_named(

@@ -1,8 +1,9 @@
 """The one digest that all stages of a run agree on before they load (spec sections 12 and 15).
 
-It is of the model's file (header, tensor table, tokenizer, size) and of what of the plan every stage is told.
-The orchestrator makes it of its own file and plan; each node makes it again of the file that it has found and
-the message that it has got, and refuses to load when they differ. Pure.
+It is of the model's file (header, tensor table, tokenizer, size), of what the loader tells of files that a
+stage need not open, and of what of the plan every stage is told. The orchestrator makes it of its own file
+and plan; each node makes it again of the file that it has found and the message that it has got, and refuses
+to load when they differ. Pure.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from swactor_core.plan import TokenOutputPolicy
 @dataclass(frozen=True, slots=True)
 class Shared:
     """What every stage of a run is told alike. `layer_bounds` are where the stages' layer ranges begin, and
-    the number of layers: [stage_count + 1]."""
+    the number of layers: [stage_count + 1]; `outline` is the model's (`GgufSource`)."""
 
     run_id: RunId
     layer_bounds: tuple[int, ...]
     model: StageModelFacts
     token_output_policy: TokenOutputPolicy
     prefill_chunk: int
+    outline: str = ""
 
 
 def shared_of(provision: ProvisionStage) -> Shared:
@@ -38,6 +40,7 @@ def shared_of(provision: ProvisionStage) -> Shared:
         provision.model,
         runtime.token_output_policy,
         runtime.prefill_chunk,
+        provision.gguf_source.outline,
     )
 
 

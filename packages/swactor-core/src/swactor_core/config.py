@@ -31,6 +31,8 @@ HostPort = Annotated[str, StringConstraints(pattern=r"^(\[[0-9a-fA-F:]+\]|[^:\s]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 
+_YES, _NO = frozenset({"1", "yes", "true", "on"}), frozenset({"0", "no", "false", "off"})
+
 
 class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -196,3 +198,16 @@ def choose_plugins(file: PluginChoice, options: Mapping[str, str | None]) -> Plu
     """Option over environment over file, per kind."""
     merged = {**file.model_dump(), **from_environment(), **{k: v for k, v in options.items() if v}}
     return validated(PluginChoice, merged, origin="plug-in choice")
+
+
+def offline(environment: Mapping[str, str] | None = None) -> str:
+    """The variable that forbids to ask any server for a model, empty where none does: SWACTOR_OFFLINE, or
+    HF_HUB_OFFLINE where that is not set. Raises ConfigError for a value that says neither yes nor no."""
+    source = os.environ if environment is None else environment
+    own = source.get("SWACTOR_OFFLINE", "").strip().lower()
+    if own in _YES:
+        return "SWACTOR_OFFLINE"
+    if own and own not in _NO:
+        raise ConfigError(f"SWACTOR_OFFLINE is {own[:40]!r}", hint="set it to 1 or 0, or unset it")
+    hub = source.get("HF_HUB_OFFLINE", "").strip().lower()  # whose own library takes all else for no
+    return "HF_HUB_OFFLINE" if hub in _YES and not own else ""

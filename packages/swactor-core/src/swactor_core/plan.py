@@ -17,11 +17,13 @@ from swactor_core.specs import DTypeFamily, ObjectSpec, RingDirection, RingSpec
 @dataclass(frozen=True, slots=True)
 class GgufSource:
     """Where the GGUF bytes are. `uri` is a path or another name that the loader resolves on each node;
-    `digest` is of header, tensor table and size, so that stages cannot load different files. An address may
-    carry a signature that grants access: people and logs are given `shown`."""
+    `digest` is of header, tensor table and size, so that stages cannot load different files; `outline` is
+    what `Model.outline` says. An address may carry a signature that grants access: people and logs are given
+    `shown`."""
 
     uri: str = field(repr=False)
     digest: str = ""
+    outline: str = field(default="", repr=False)
 
     @property
     def shown(self) -> str:

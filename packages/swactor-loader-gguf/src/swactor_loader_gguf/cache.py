@@ -1,8 +1,9 @@
 """The cache's folders, and how those who wait hear of a fetch.
 
 Layout: `gguf/SHA256/FILE` holds whole models out of packages, `names/` says which digest a package's file
-had, `remote/KEY/` holds what has been fetched of one content (`sparse.py`), `locks/` and `tmp/` serve a fetch
-while it runs. A whole model is renamed into place when it is complete and verified.
+had, `remote/KEY/` holds what has been fetched of one content (`sparse.py`), `addresses/` says which content
+an address had (`known.py`), `locks/` and `tmp/` serve a fetch while it runs. A whole model is renamed into
+place when it is complete and verified.
 """
 
 from __future__ import annotations

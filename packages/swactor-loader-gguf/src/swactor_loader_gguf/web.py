@@ -15,7 +15,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from typing import NoReturn
 from urllib.parse import urljoin, urlsplit
@@ -23,6 +23,9 @@ from urllib.parse import urljoin, urlsplit
 import httpx2
 from swactor_core.errors import ModelError
 from swactor_core.faults import ModelFailure
+
+from swactor_loader_gguf.known import Identity, shown
+from swactor_loader_gguf.reach import Unreachable, refuse_when_offline
 
 _log = logging.getLogger(__name__)
 # Both tell whole addresses, signatures and all, to whoever listens at level INFO.
@@ -61,15 +64,7 @@ class Patience:
     longest_asked: float = 120.0
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Which content an address has. `validator` is the server's tag for it, empty where there is none;
-    `sha256` is of the whole content where the source names it; `revision` pins it where sources have them."""
-
-    size: int
-    validator: str
-    sha256: str = ""
-    revision: str = ""
+_HURRIED = Patience(connect=4.0, idle=6.0, tries=2, first_pause=0.3, longest_asked=2.0)
 
 
 class _TryAgain(Exception):
@@ -78,11 +73,6 @@ class _TryAgain(Exception):
     def __init__(self, why: str, pause: float = 0.0) -> None:
         super().__init__(why)
         self.pause = pause
-
-
-def shown(url: str) -> str:
-    """The address for people and logs: without credentials, query and fragment."""
-    return re.sub(r"//[^/@]*@", "//", re.split(r"[?#]", url, maxsplit=1)[0])
 
 
 def check_address(url: str) -> None:
@@ -142,11 +132,29 @@ class WebFile:
         self._place: str | None = None  # where redirects led to
         self._place_tag = ""
         self._linked = ("", 0, "")
-        self._client = _client(self._patience)
+        self._client: httpx2.Client | None = None  # made when first asked: most files are here already
 
     def close(self) -> None:
         """Closes the connections. Idempotent."""
-        self._client.close()
+        if self._client is not None:
+            self._client.close()
+
+    def hurried(self) -> WebFile:
+        """The same file, asked for with the patience of somebody who can do without an answer."""
+        own = self._patience
+        patience = replace(
+            own,
+            connect=min(own.connect, _HURRIED.connect),
+            idle=min(own.idle, _HURRIED.idle),
+            tries=min(own.tries, _HURRIED.tries),
+            first_pause=min(own.first_pause, _HURRIED.first_pause),
+            longest_asked=min(own.longest_asked, _HURRIED.longest_asked),
+        )
+        return WebFile(self.url, token=self._token, denied_hint=self._denied_hint, patience=patience)
+
+    def as_patient_as(self, other: WebFile) -> None:
+        """From now on. Connections stay."""
+        self._patience = other._patience
 
     @property
     def identity(self) -> Identity:
@@ -191,10 +199,14 @@ class WebFile:
     def _response(self, start: int, end: int) -> Iterator[httpx2.Response]:
         """An answer that holds a beginning of [start, end) and nothing else, redirects followed. Raises
         _TryAgain for what another try may mend, also for what goes wrong while the body is read."""
+        refuse_when_offline(shown(self.url))
+        client = self._client = self._client or _client()
+        timeout = httpx2.Timeout(self._patience.idle, connect=self._patience.connect)
         try:
             url, hops = self._place or self.url, 0
             while True:
-                with self._client.stream("GET", url, headers=self._headers(url, start, end)) as response:
+                headers = self._headers(url, start, end)
+                with client.stream("GET", url, headers=headers, timeout=timeout) as response:
                     status = response.status_code
                     if url == self.url:
                         self._linked = _linked(response.headers)
@@ -331,16 +343,15 @@ class _Retries:
         patience = self._patience
         self._failures = 1 if good else self._failures + 1
         if error.pause > patience.longest_asked:
-            raise ModelError(
+            raise Unreachable(
                 f"{shown(self._url)} asks to come back in {error.pause:.0f} s: {error}",
                 hint="run again then; what was fetched is kept",
-                cause=ModelFailure.SOURCE_UNREACHABLE,
+                why=str(error),
             ) from error
         if self._failures >= patience.tries:
-            raise ModelError(
-                f"{shown(self._url)} could not be read in {self._failures} tries: {error}",
-                hint=_REACH,
-                cause=ModelFailure.SOURCE_UNREACHABLE,
+            tries = f"{self._failures} tries" if self._failures > 1 else "one try"
+            raise Unreachable(
+                f"{shown(self._url)} could not be read in {tries}: {error}", hint=_REACH, why=str(error)
             ) from error
         pause = patience.first_pause * 2.0 ** (self._failures - 1)
         pause *= random.uniform(0.7, 1.3)  # noqa: S311 - so that stages do not come back all at once
@@ -372,11 +383,10 @@ class _Pace:
         self._since, self._nbytes = time.monotonic(), 0
 
 
-def _client(patience: Patience) -> httpx2.Client:
+def _client() -> httpx2.Client:
     """Raises ModelError for certificates and proxies of the environment that cannot be used."""
     try:
         return httpx2.Client(
-            timeout=httpx2.Timeout(patience.idle, connect=patience.connect),
             follow_redirects=False,
             headers={"User-Agent": "swactor", "Accept-Encoding": "identity"},
         )

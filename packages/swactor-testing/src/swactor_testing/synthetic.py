@@ -96,6 +96,10 @@ class SyntheticModel:
     def digest(self) -> str:
         return blake2b(self._seed, digest_size=32, person=b"synthetic").hexdigest()
 
+    def outline(self) -> str:
+        """There are no files."""
+        return ""
+
     def manifest(self, layer_start: int, layer_end_exclusive: int) -> StageManifest:
         _check_layers(layer_start, layer_end_exclusive)
         return StageManifest(
@@ -148,7 +152,9 @@ class SyntheticLoader:
         self._seed(name)
         return name
 
-    def open(self, name: str, progress: Callable[[int, int], None] | None = None) -> SyntheticModel:
+    def open(
+        self, name: str, progress: Callable[[int, int], None] | None = None, *, outline: str = ""
+    ) -> SyntheticModel:
         return SyntheticModel(self._seed(name))
 
     @staticmethod

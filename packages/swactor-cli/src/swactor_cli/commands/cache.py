@@ -54,7 +54,7 @@ def list_cache(plugins: dict[str, str | None], output: Output) -> ExitCode:
     if models:
         output.table(
             "models",
-            ["key", "file", "on disk", "of", "last used", "now"],
+            ["key", "file", "on disk", "of", "last used", "now", "from"],
             [
                 [
                     model.key,
@@ -63,6 +63,7 @@ def list_cache(plugins: dict[str, str | None], output: Output) -> ExitCode:
                     bytes_text(model.file_bytes),
                     _ago(now - model.used),
                     "in use" if model.in_use else "",
+                    ", ".join(source.address for source in model.sources),
                 ]
                 for model in models
             ],
@@ -193,6 +194,7 @@ def _record(kind: str, model: CachedModel) -> dict[str, Any]:
         "file_bytes": model.file_bytes,
         "used": round(model.used, 3),
         "in_use": model.in_use,
+        "sources": [{"address": source.address, "asked": round(source.asked, 3)} for source in model.sources],
     }
 
 

@@ -83,7 +83,7 @@ def plan(options: PlanOptions, output: Output) -> ExitCode:
         made = plan_run(
             inventory,
             model.facts,
-            source=GgufSource(name, model.digest()),
+            source=GgufSource(name, model.digest(), model.outline()),
             choices=choices,
             run_id=RunId(1),
             orchestrator=NodeId(0),

@@ -8,10 +8,9 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file
+from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file, offline
 from swactor_core.errors import UsageError
 from swactor_core.hosting import (
     memory_of_workers,
@@ -130,6 +129,8 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         )
         request = replace(request, worker_memory=say)
         refuse_unfit_model(plugins, choice, whole, positions=positions)
+        if file is None and offline() and model.to_fetch(0, model.facts.num_layers):
+            model.fetch(0, model.facts.num_layers)  # which says what is missing: nodes here have this cache
         side = SideFiles(options.events, options.logits)
         closing.callback(side.close)
 
@@ -176,7 +177,7 @@ def _request(options: RunOptions, model: Model, tokenizer: Tokenizer | None, uri
     suppressed = tokenizer.suppressed if tokenizer is not None else frozenset()
     ends = tokenizer.end_of_generation if tokenizer is not None and not options.ignore_eos else frozenset()
     return RunRequest(
-        source=GgufSource(uri, model.digest()),
+        source=GgufSource(uri, model.digest(), model.outline()),
         facts=model.facts,
         prompt=prompt,
         max_tokens=options.max_tokens,
@@ -196,7 +197,7 @@ def _uri(name: str, given: str, *, local: bool) -> str:
     for a path that cannot be told to a node."""
     if not os.path.isabs(name):
         return name  # an address is the same everywhere
-    uri = str(Path(name).resolve()) if local else given
+    uri = name if local else given
     check_text("the model's path", uri)
     return uri
 

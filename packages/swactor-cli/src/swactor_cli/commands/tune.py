@@ -51,7 +51,7 @@ def tune(options: TuneOptions, output: Output) -> ExitCode:
         made = plan_run(
             tuple(NodeCapacity(NodeId(index + 1)) for index in range(options.nodes)),
             model.facts,
-            source=GgufSource(name, model.digest()),
+            source=GgufSource(name, model.digest(), model.outline()),
             choices=RuntimeChoices(
                 prompt=(0,), max_tokens=options.tokens - 1, prefill_chunk=options.prefill_chunk
             ),

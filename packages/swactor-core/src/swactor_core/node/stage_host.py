@@ -186,7 +186,9 @@ class StageHost:
     ) -> tuple[dict[str, Any], tuple[FileFacts, ...]]:
         source = provision.gguf_source
         layers = provision.layer_start, provision.layer_end_exclusive
-        model = self._loader.open(self._loader.resolve(source.uri, progress), progress)
+        name = self._loader.resolve(source.uri, progress)
+        told = {"outline": source.outline} if source.outline else {}
+        model = self._loader.open(name, progress, **told)
         try:
             digest = model.digest()
             if source.digest and digest != source.digest:

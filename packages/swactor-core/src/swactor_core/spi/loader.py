@@ -29,9 +29,9 @@ class TensorRef:
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What planning needs. Byte counts are of stored tensors; `kv_bytes_per_token` is of f32 keys and values,
-    a layer each; `header_bytes` is what every stage reads besides its tensors. `metadata` holds every scalar
-    key (texts up to 64 KiB) and every numeric array of at most 4096 entries of the file, tokenizer arrays
-    never."""
+    a layer each; `header_bytes` is the most that a stage reads besides its tensors. `metadata` holds every
+    scalar key (texts up to 64 KiB) and every numeric array of at most 4096 entries of the file, tokenizer
+    arrays never."""
 
     model_id: str
     architecture: str
@@ -122,6 +122,11 @@ class Model(Protocol):
     def digest(self) -> str:
         """Hexadecimal digest of header, tensor table and file size: equal on nodes with the same model."""
 
+    def outline(self) -> str:
+        """What another node must be told for its `Loader.open`: of files that it need not open, and which
+        content an address has. Text of the loader's own, at most 1 MiB; empty where there is nothing to tell,
+        as of one local file. A model that was opened with it has the same digest and outline."""
+
     def manifest(self, layer_start: int, layer_end_exclusive: int) -> StageManifest:
         """Raises ModelError for a range outside the file."""
 
@@ -157,16 +162,29 @@ class Loader(Protocol):
         be a whole local file (fetched now if needed; `progress(done, total)` in bytes), else an address that
         means the same on every machine. Raises ModelError naming the remedy."""
 
-    def open(self, name: str, progress: Callable[[int, int], None] | None = None) -> Model:
-        """Reads the header only, wherever it is; what `progress` raises ends that, as in `Model.fetch`.
-        Raises ModelError with field and offset for a malformed file."""
+    def open(
+        self, name: str, progress: Callable[[int, int], None] | None = None, *, outline: str = ""
+    ) -> Model:
+        """Reads the header only, wherever it is; what `progress` raises ends that, as in `Model.fetch`. With
+        the `outline` of the same model opened elsewhere, given only where it is not empty, files are opened
+        when a manifest needs them, and one that is not what the outline says is refused by name. Raises
+        ModelError with field and offset for a malformed file."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """An address for people, and when its server last said what it has, in seconds since 1970."""
+
+    address: str
+    asked: float
 
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
     """One file that a loader keeps. `key` tells it from others of the same `name`; `nbytes` is what it takes
     on the disk, `file_bytes` what the whole of it would; `used` is when it was last read, in seconds since
-    1970; `in_use` whether a process has it open, or is fetching it, now."""
+    1970; `in_use` whether a process has it open, or is fetching it, now; `sources` are the addresses that
+    mean it, as far as is known, the one asked last first."""
 
     key: str
     name: str
@@ -175,6 +193,7 @@ class CachedModel:
     file_bytes: int
     used: float
     in_use: bool
+    sources: tuple[ModelSource, ...] = ()
 
 
 class ModelCache(Protocol):

@@ -48,8 +48,9 @@ def assert_progress(heard: Heard, where: str) -> None:
 
 
 @contextmanager
-def opened(loader: Loader, name: str) -> Iterator[Model]:
-    model = loader.open(loader.resolve(name))
+def opened(loader: Loader, name: str, outline: str = "") -> Iterator[Model]:
+    told = {"outline": outline} if outline else {}
+    model = loader.open(loader.resolve(name), None, **told)
     try:
         yield model
     finally:
@@ -120,6 +121,22 @@ class FetchContract(TokenizerContract):
             assert replace(model.facts, model_id="") == replace(local.facts, model_id="")
             layers = model.facts.num_layers
             assert model.to_fetch(0, layers) > 0, "a distant model is here before it was fetched"
+
+    def test_what_another_node_is_told_is_the_same_model(
+        self, plugin: Loader, distant: Distant | None
+    ) -> None:
+        """`outline` goes with the plan to every stage, which opens the model with it and says the same of it:
+        digest, outline, manifests."""
+        for name in (*self.capabilities.models, *([distant.name] if distant else [])):
+            with opened(plugin, name) as model:
+                outline, layers = model.outline(), model.facts.num_layers
+                assert isinstance(outline, str)
+                assert len(outline) <= 1 << 20, f"{name}: {len(outline)} characters in a message"
+                with opened(plugin, name, outline) as stage:
+                    assert stage.outline() == outline
+                    assert stage.digest() == model.digest()
+                    for start, end in ((0, layers), (0, 1), (layers - 1, layers)):
+                        assert stage.manifest(start, end) == model.manifest(start, end)
 
     def test_a_fetch_brings_its_layers_and_no_others(self, plugin: Loader, distant: Distant | None) -> None:
         """`fetch` makes the bytes of those layers' manifest readable at its paths, and no others; `to_fetch`
