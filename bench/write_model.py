@@ -2,9 +2,9 @@
 
     python bench/write_model.py 1b|3b|8b FILE [--seed N]
 
-The shapes are those of Llama 3.2 1B and 3B and Llama 3.1 8B, with the vocabulary of 32,000 nameless tokens of an
-older one, all matrices Q4_1. A block's values lie around zero, so that activations neither vanish nor overflow:
-a run computes what a real model's run computes. Ids are given with `--prompt-ids`; there is no tokenizer.
+The shapes are those of Llama 3.2 1B and 3B and Llama 3.1 8B, with a vocabulary of 32,000 nameless tokens, all
+matrices Q4_1. A block's values lie around zero, so that activations neither vanish nor overflow: a run
+computes what a real model's run computes. Ids are given with `--prompt-ids`; there is no tokenizer.
 """
 
 from __future__ import annotations

@@ -210,6 +210,21 @@ def raw():
     )
 
 
+@pytest.fixture
+def large(raw):
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    return raw.large_model(seed)
+
+
+@pytest.fixture
+def small(raw, misbehaving, cache):
+    """A small model behind the bad server; (its address, its bytes, the server's behaviour)."""
+    content = raw.small_model()
+    misbehaving.behaviour.content = content
+    return f"{misbehaving.url}/m.gguf", content, misbehaving.behaviour
+
+
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     return DATA
