@@ -45,7 +45,7 @@ def test_only_the_worker_imports_what_computes(
         found[part] = found.get(part, set()) | HEAVY & set(modules.split())
     assert found["command"] == set()
     assert found["swactor_core.node"] == set()
-    assert found["swactor_core.worker"] >= {"numpy", "tinygrad"}
+    assert "numpy" in found["swactor_core.worker"]
     assert not found["swactor_core.worker"] & {"yaml", "rich", "jinja2"}
 
 

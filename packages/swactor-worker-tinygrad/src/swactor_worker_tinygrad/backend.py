@@ -35,17 +35,23 @@ def create(settings: Mapping[str, object]) -> TinygradBackend:
     when compiler, tinygrad or device are not there."""
     wanted = environment.read_settings(settings)
     variables = environment.prepare(wanted)
+    if wanted.has_native_kernels and wanted.kernels != "graph":
+        return TinygradBackend(wanted, wanted.device_name, variables)
+    return TinygradBackend(wanted, _opened(wanted), variables)
+
+
+def _opened(wanted: environment.WorkerSettings) -> str:
+    """Imports tinygrad and opens its device, which native kernels do without; the device's canonical name."""
     from swactor_worker_tinygrad import internals
 
     try:
-        device = internals.open_device(wanted.device_name)
+        return internals.open_device(wanted.device_name)
     except Exception as error:  # a driver's own failure may be of any type
         said = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ResourceError(
             f"device {wanted.device!r} cannot be opened: {said}",
             hint=f"known devices are {', '.join(environment.KNOWN_DEVICES)}; CPU needs no more than clang",
         ) from error
-    return TinygradBackend(wanted, device, variables)
 
 
 class TinygradBackend:
@@ -118,7 +124,6 @@ class TinygradBackend:
         should_abort: Callable[[], bool],
     ) -> Any:
         from swactor_worker_tinygrad import weights
-        from swactor_worker_tinygrad.graph_engine import GraphEngine
         from swactor_worker_tinygrad.native import TYPES
         from swactor_worker_tinygrad.native_engine import NativeEngine
         from swactor_worker_tinygrad.rope_tables import rope_tables
@@ -127,6 +132,8 @@ class TinygradBackend:
         single = (tensors.output_norm, tensors.head, tensors.head_bias)
         wanted += [ref for ref in single if ref is not None]
         native = self._computes_natively(config.manifest, tensors)
+        if not native:
+            _opened(self.settings)
         if native and tensors.embedding is not None and tensors.embedding not in wanted:
             wanted.append(tensors.embedding)
         bound = weights.bind_all(
@@ -155,7 +162,6 @@ class TinygradBackend:
         if native:
             return NativeEngine(
                 parameters,
-                device=self.device,
                 context=context,
                 chunk=chunk,
                 threads=self.settings.threads,
@@ -167,6 +173,8 @@ class TinygradBackend:
                 stored_rows=lambda ids: files.read_rows(tensors.embedding, ids),
                 rope=tables,
             )
+        from swactor_worker_tinygrad.graph_engine import GraphEngine
+
         return GraphEngine(
             parameters,
             device=self.device,
@@ -182,13 +190,12 @@ class TinygradBackend:
         """Whether the native kernels compute this model, by the setting and by what they can do: a property
         of the whole model, because engines differ in the last bits and every split must give the same tokens.
         Raises RoleError when they are asked for and cannot."""
-        from swactor_worker_tinygrad import internals
         from swactor_worker_tinygrad.native_engine import without_kernel
 
         if self.settings.kernels == "graph":
             return False
         kinds = {ref.ggml_type for ref in tensors.all() if len(ref.dims) > 1} | set(manifest.matrix_types)
-        if not internals.builds_native(self.device):
+        if not self.settings.has_native_kernels:
             lacking = f"on device {self.settings.device}"
         elif without_kernel(kinds):
             from gguf import GGMLQuantizationType

@@ -49,6 +49,9 @@ MOST_THREADS = 256
 SEARCHES = ("found", "off")  # the first is the default
 WIDEST_SEARCH = 16
 
+# what this process was prepared for: native kernels and tinygrad itself are for one device a process
+_selected: list[str] = []
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
@@ -85,6 +88,13 @@ class WorkerSettings:
     def selection(self) -> str:
         """The value of DEV: the kind, with its renderer if there is one."""
         return self.device_kind if _indexed(self.device) else self.device
+
+    @property
+    def has_native_kernels(self) -> bool:
+        """Whether the device runs machine code built from C: the CPU with tinygrad's Clang renderer, which it
+        has unless another is named."""
+        renderer = self.device.split(":")[1] if ":" in self.device else ""
+        return self.device_kind == "CPU" and (renderer.upper() in ("", "CLANG") or renderer.isdigit())
 
 
 def _indexed(device: str) -> bool:
@@ -291,14 +301,13 @@ def prepare(settings: WorkerSettings) -> dict[str, str]:
     if settings.device_kind == "CPU":
         compiler = find_compiler(settings.cc)
         wanted["CC"] = compiler
-    loaded = sys.modules.get("tinygrad.helpers")
-    if loaded is None:
-        wanted["CACHEDB"] = str(cache_folder(compiler) / "kernels.db")
-    elif os.environ.get("DEV") != settings.selection:
+    if _selected and _selected[0] != settings.selection:
         raise ResourceError(
-            f"tinygrad was already started in this process with DEV={os.environ.get('DEV')!r}",
+            f"tinygrad was already started in this process with DEV={_selected[0]!r}",
             hint="one process serves one device",
         )
+    if "tinygrad.helpers" not in sys.modules:
+        wanted["CACHEDB"] = str(cache_folder(compiler) / "kernels.db")
     # tinygrad asserts on its old switches (CPU=1) and cannot read an empty value
     for name, value in list(os.environ.items()):
         if name in KNOWN_DEVICES or (value == "" and name in _READ_AS_NUMBERS):
@@ -306,4 +315,5 @@ def prepare(settings: WorkerSettings) -> dict[str, str]:
     os.environ.setdefault("PATH", os.defpath)  # which tinygrad reads and takes to be set
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.update(wanted)
+    _selected[:] = [settings.selection]
     return wanted

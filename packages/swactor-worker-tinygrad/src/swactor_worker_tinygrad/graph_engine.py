@@ -21,6 +21,7 @@ from tinygrad import Tensor, dtypes
 from tinygrad.uop.ops import UOp
 
 from swactor_worker_tinygrad import internals
+from swactor_worker_tinygrad.device_memory import Allocation, of_buffer
 from swactor_worker_tinygrad.families import Activation, Pairs
 from swactor_worker_tinygrad.kernel_search import Found, KernelSearch
 from swactor_worker_tinygrad.parameters import ModelParameters
@@ -240,7 +241,7 @@ class GraphEngine:
         self._head: internals.Launches | None = None
         if ends is not None:
             self._logits = self._zeros((1, parameters.vocab_size))
-            self.logits = internals.buffer_of(self._logits)
+            self.logits = of_buffer(internals.buffer_of(self._logits))
 
     def _zeros(self, shape: tuple[int, ...]) -> Tensor:
         return self._constant(np.zeros(shape, np.float32))
@@ -322,18 +323,24 @@ class GraphEngine:
         """Row counts to run once before the first real step (the capture was the run before)."""
         return self.widths
 
-    def input(self, count: int) -> internals.Buffer:
+    def input(self, count: int) -> Allocation:
         """The (count, hidden) f32 rows that `step` reads."""
+        return of_buffer(self._input(count))
+
+    def output(self, count: int) -> Allocation:
+        """The (count, hidden) f32 rows that `step` has written."""
+        return of_buffer(self._output(count))
+
+    def _input(self, count: int) -> internals.Buffer:
         return internals.buffer_of(self._rows[self._width(count)][0])
 
-    def output(self, count: int) -> internals.Buffer:
-        """The (count, hidden) f32 rows that `step` has written."""
+    def _output(self, count: int) -> internals.Buffer:
         return internals.buffer_of(self._rows[self._width(count)][len(self._blocks) % 2])
 
     def embed(self, ids: NDArray[np.uint32]) -> None:
         """Rows of the embedding for `ids` into `input(len(ids))`."""
         rows = np.ascontiguousarray(self._lookup(ids)) * np.float32(self.parameters.embedding_scale)
-        internals.write_bytes(self.input(len(ids)), 0, rows.reshape(-1).view(np.uint8).data)
+        internals.write_bytes(self._input(len(ids)), 0, rows.reshape(-1).view(np.uint8).data)
 
     def step(self, count: int, position: int) -> None:
         """Runs all blocks over `count` rows, at rows [position, position + count) of the cache."""
@@ -341,7 +348,7 @@ class GraphEngine:
         if count < width:
             # masked by position, but a stale NaN would not be: 0 * NaN is NaN
             padding = np.zeros((width - count) * row_bytes, np.uint8)
-            internals.write_bytes(self.input(count), count * row_bytes, padding.data)
+            internals.write_bytes(self._input(count), count * row_bytes, padding.data)
         values = {POSITION: position}
         for launches in self._chains[width]:
             launches.run(values)
@@ -351,7 +358,7 @@ class GraphEngine:
         assert self._head is not None
         if count > 1:
             row_bytes = self.parameters.hidden_dim * 4
-            source, target = self.output(count), self.output(1)
+            source, target = self._output(count), self._output(1)
             internals.copy_within_device(target, 0, source, (count - 1) * row_bytes, row_bytes)
         self._head.run({})
 
@@ -362,12 +369,12 @@ class GraphEngine:
         shape = self.chunk, self.parameters.hidden_dim
         rows = np.random.default_rng(0).standard_normal(shape, np.float32)
         for width in self.widths:
-            internals.write_bytes(self.input(width), 0, rows[:width].reshape(-1).view(np.uint8).data)
+            internals.write_bytes(self._input(width), 0, rows[:width].reshape(-1).view(np.uint8).data)
             self.step(width, 0)
-            made.append(self._read(self.output(width), width * shape[1]))
+            made.append(self._read(self._output(width), width * shape[1]))
         if self._ends is not None:
             self.project(1)
-            made.append(self._read(self.logits, self.parameters.vocab_size))
+            made.append(self._read(internals.buffer_of(self._logits), self.parameters.vocab_size))
         return made
 
     def _read(self, buffer: internals.Buffer, elements: int) -> NDArray[np.float32]:
@@ -376,7 +383,9 @@ class GraphEngine:
         return values
 
     def close(self) -> None:
+        """Frees weights' copies, cache and activations. Idempotent."""
         self._chains.clear()
         self._head = None
         self._blocks, self._caches, self._tables, self._ends = [], [], [], None
         self._rows.clear()
+        internals.release_unused(self.device)
