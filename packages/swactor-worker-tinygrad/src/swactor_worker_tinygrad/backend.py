@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from swactor_core.errors import ResourceError
@@ -65,6 +66,7 @@ class TinygradBackend:
         self.device, self.settings, self._variables = device, settings, variables
         self._bridge = TinygradBridge(device)
         self._roles: list[Any] = []
+        self._captures_apart = True
 
     @property
     def bridge(self) -> Any:
@@ -96,6 +98,30 @@ class TinygradBackend:
         should_abort: Callable[[], bool],
     ) -> Any:
         """See `WorkerBackend.configure`. Raises RoleError."""
+        return self._made(config, progress, should_abort, partial(self._warm, config))
+
+    def capture(self, config: StageConfig, progress: Callable[[int, int], None]) -> None:
+        """Captures the stage's graphs, for other processes to find them on the disk. Raises RoleError."""
+
+        def compiled(engine: Any, *_: Any) -> None:
+            self._choose_kernels(engine, lambda _: None, lambda: None)
+            steps = engine.compile_steps()
+            for done, step in enumerate(steps):
+                step()
+                progress(done + 1, len(steps))
+            engine.close()
+
+        self._captures_apart = False
+        self._made(config, lambda _: None, lambda: False, compiled)
+
+    def _made(
+        self,
+        config: StageConfig,
+        progress: Callable[[LoadProgress], None],
+        should_abort: Callable[[], bool],
+        finish: Callable[..., Any],
+    ) -> Any:
+        """What `finish(engine, tensors, files, progress, should_abort)` makes of the stage's engine."""
         from swactor_worker_tinygrad import weights
 
         parameters, tensors = check_model(config.manifest, config.max_context)
@@ -105,7 +131,13 @@ class TinygradBackend:
         try:
             files.open(tensors.all())
             engine = self._build(config, parameters, tensors, files, progress, should_abort)
-            return self._warm(config, tensors, engine, files, progress, should_abort)
+            if self._lacks_graphs(engine):
+                from swactor_worker_tinygrad.capturing import capture_apart
+
+                engine.close()
+                capture_apart(self.settings, config, progress=progress, should_abort=should_abort)
+                engine = self._build(config, parameters, tensors, files, progress, should_abort)
+            return finish(engine, tensors, files, progress, should_abort)
         except BaseException as error:
             if engine is not None:
                 engine.close()
@@ -113,6 +145,17 @@ class TinygradBackend:
             if isinstance(error, RoleError) or not isinstance(error, Exception):
                 raise
             raise _role_error(error) from error
+
+    def _lacks_graphs(self, engine: Any) -> bool:
+        """Whether graphs are to be captured first, in a process of its own. A search needs this one's."""
+        if engine.kernels != "graph" or not self._captures_apart or isinstance(self.settings.search, int):
+            return False
+        from swactor_worker_tinygrad.capturing import keeps_graphs
+
+        if self.settings.device_kind != "CPU" or not keeps_graphs():
+            return False
+        self._choose_kernels(engine, lambda _: None, lambda: None)
+        return not engine.kept
 
     def _build(
         self,
@@ -219,8 +262,8 @@ class TinygradBackend:
     def _warm(
         self,
         config: StageConfig,
-        tensors: StageTensors,
         engine: Any,
+        tensors: StageTensors,
         files: Any,
         progress: Callable[[LoadProgress], None],
         should_abort: Callable[[], bool],

@@ -13,7 +13,6 @@ import platform
 import shutil
 import stat
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -306,8 +305,7 @@ def prepare(settings: WorkerSettings) -> dict[str, str]:
             f"tinygrad was already started in this process with DEV={_selected[0]!r}",
             hint="one process serves one device",
         )
-    if "tinygrad.helpers" not in sys.modules:
-        wanted["CACHEDB"] = str(cache_folder(compiler) / "kernels.db")
+    wanted["CACHEDB"] = str(cache_folder(compiler) / "kernels.db")
     # tinygrad asserts on its old switches (CPU=1) and cannot read an empty value
     for name, value in list(os.environ.items()):
         if name in KNOWN_DEVICES or (value == "" and name in _READ_AS_NUMBERS):

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -192,6 +191,16 @@ def _key_of(parameters: ModelParameters) -> str:
     return f"{code.hexdigest()} {parameters.family.architecture} {facts!r}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What one graph is captured from; graphs of the same `key` are one, over other inputs."""
+
+    function: Callable[..., None]
+    inputs: list[Tensor]
+    variables: dict[str, UOp]
+    key: str
+
+
 class GraphEngine:
     """Blocks, KV cache and head of one stage on one device.
 
@@ -221,6 +230,7 @@ class GraphEngine:
         self.parameters, self.device, self.context, self.chunk = parameters, device, context, chunk
         self._blocks, self._ends = blocks, ends
         self._lookup = lookup
+        self._named = _key_of(parameters)
         single = {id(table): table for tables in rope for table in tables}
         copies = {key: self._constant(table) for key, table in single.items()}
         self._tables = [[copies[id(table)] for table in tables] for tables in rope]
@@ -255,40 +265,61 @@ class GraphEngine:
         """What `step` and `project` need compiled, in parts that may be reported and interrupted between."""
         self._chains.clear()
         self._choices.clear()
-        kinds: dict[tuple[Any, ...], internals.Graph] = {}
-        p = self.parameters
-        named = _key_of(p)
+        captured: dict[str, internals.Graph] = {}
+
+        def made(wanted: _Wanted) -> internals.Launches:
+            if wanted.key not in captured:
+                captured[wanted.key] = self._captured(wanted)
+            return captured[wanted.key].bind(wanted.inputs)
 
         def link(width: int, index: int) -> None:
-            weights, tables = self._blocks[index], len(self._tables[index])
-            window = p.window_of(p.layer_start + index)
-            kind = (width, window, *((name, w.ggml_type, w.shape) for name, w in weights.items()))
-            inputs = self._block_inputs(width, index)
-            if kind not in kinds:
-                variable = internals.position_variable(POSITION, self.context - width)
-                function = block_function(p, width, weights, window=window, tables=tables)
-                key = f"block {width} {kind!r} {named}"
-                kinds[kind] = self._captured(function, inputs, {POSITION: variable}, key)
-            self._chains.setdefault(width, []).append(kinds[kind].bind(inputs))
+            self._chains.setdefault(width, []).append(made(self._block(width, index)))
 
         def head() -> None:
-            assert self._ends is not None
-            x = self._rows[1][len(self._blocks) % 2]
-            inputs = [x, self._logits, *(w.blob for w in self._ends.weights())]
-            kind = [(w.ggml_type, w.shape) for w in self._ends.weights()]
-            key = f"head {kind!r} {named}"
-            function = head_function(p, self._ends)
-            self._head = self._captured(function, inputs, {}, key).bind(inputs)
+            self._head = made(self._projection())
 
         parts: list[Callable[[], None]] = [
             partial(link, width, index) for width in self.widths for index in range(len(self._blocks))
         ]
         return parts if self._ends is None else [*parts, head]
 
-    def _captured(
-        self, function: Callable[..., None], inputs: list[Tensor], variables: dict[str, UOp], key: str
-    ) -> internals.Graph:
-        graph = internals.Graph(function, inputs, variables, key=key, search=self.search)
+    @property
+    def kept(self) -> bool:
+        """Whether an earlier process has captured all that `compile_steps` needs."""
+        blocks = [self._block(width, index) for width in self.widths for index in range(len(self._blocks))]
+        wanted = {each.key: each for each in blocks}
+        if self._ends is not None:
+            head = self._projection()
+            wanted[head.key] = head
+        return all(
+            internals.is_kept(each.inputs, each.variables, key=each.key, search=self.search)
+            for each in wanted.values()
+        )
+
+    def _block(self, width: int, index: int) -> _Wanted:
+        p, weights, tables = self.parameters, self._blocks[index], len(self._tables[index])
+        window = p.window_of(p.layer_start + index)
+        kind = (width, window, *((name, w.ggml_type, w.shape) for name, w in weights.items()))
+        return _Wanted(
+            block_function(p, width, weights, window=window, tables=tables),
+            self._block_inputs(width, index),
+            {POSITION: internals.position_variable(POSITION, self.context - width)},
+            f"block {width} {kind!r} {self._named}",
+        )
+
+    def _projection(self) -> _Wanted:
+        assert self._ends is not None
+        x = self._rows[1][len(self._blocks) % 2]
+        weights = self._ends.weights()
+        kind = [(w.ggml_type, w.shape) for w in weights]
+        inputs = [x, self._logits, *(w.blob for w in weights)]
+        key = f"head {kind!r} {self._named}"
+        return _Wanted(head_function(self.parameters, self._ends), inputs, {}, key)
+
+    def _captured(self, wanted: _Wanted) -> internals.Graph:
+        graph = internals.Graph(
+            wanted.function, wanted.inputs, wanted.variables, key=wanted.key, search=self.search
+        )
         self._choices.update(graph.choices)
         return graph
 

@@ -51,6 +51,7 @@ __all__ = [
     "dequantise",
     "forget_captures",
     "graph_types",
+    "is_kept",
     "new_buffer",
     "open_device",
     "position_variable",
@@ -340,10 +341,9 @@ class Graph:
         self._linear: UOp | None = None
         self._recipe: _Recipe | None = None
         self._search = search
-        kept = _kept_under(key + ", searched" * bool(search), inputs, variables) if key and direct else ""
+        kept = _kept_under(key, inputs, variables, search) if key and direct else ""
         if kept:
-            found = diskcache_get(_RECIPES, kept)
-            self._recipe = found if isinstance(found, _Recipe) and self._current(found) else None
+            self._recipe = _found(kept, search)
         #: whether tinygrad had to capture, rather than read what an earlier process had captured
         self.captured = self._recipe is None
         if self._recipe is not None:
@@ -351,9 +351,6 @@ class Graph:
         else:
             self._capture(function, inputs, variables, kept=kept, direct=direct)
         self._programs = [] if self._recipe is None else [_load(code) for code, _ in self._recipe.programs]
-
-    def _current(self, recipe: _Recipe) -> bool:
-        return self._search is None or self._search.holds(dict(recipe.choices))
 
     def _capture(
         self,
@@ -416,6 +413,20 @@ class Graph:
 _RECIPES = "swactor_graph"
 
 
+def is_kept(
+    inputs: Sequence[Tensor], variables: dict[str, UOp], *, key: str, search: KernelSearch | None = None
+) -> bool:
+    """Whether a `Graph` of these would find itself captured."""
+    return _found(_kept_under(key, inputs, variables, search), search) is not None
+
+
+def _found(kept: str, search: KernelSearch | None) -> _Recipe | None:
+    found = diskcache_get(_RECIPES, kept)
+    if not isinstance(found, _Recipe):
+        return None
+    return found if search is None or search.holds(dict(found.choices)) else None
+
+
 def forget_captures() -> None:
     """Empties tinygrad's caches of graphs, schedules and generated programs, which hold tens of MiB and never
     let go: a recipe needs none of them. What is captured again is made again, but not compiled again."""
@@ -429,12 +440,15 @@ def _load(code: TinyELF) -> Any:
     return Device["CPU"].runtime(code)
 
 
-def _kept_under(key: str, inputs: Sequence[Tensor], variables: dict[str, UOp]) -> str:
+def _kept_under(
+    key: str, inputs: Sequence[Tensor], variables: dict[str, UOp], search: KernelSearch | None
+) -> str:
     """The name on disk of a graph over such inputs: `key`, and what tinygrad's code generation depends on."""
     switches = sorted((v.key, repr(v.value)) for v in vars(helpers).values() if isinstance(v, ContextVar))
     shapes = [(tensor.shape, str(tensor.dtype), buffer_of(tensor).nbytes) for tensor in inputs]
     bounds = [(name, v.vmin, v.vmax) for name, v in variables.items()]
     target = Device["CPU"].renderer.target
+    key += ", searched" * bool(search)
     text = repr((key, switches, shapes, bounds, {t.device for t in inputs}, target))
     return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 
