@@ -6,11 +6,14 @@ import ctypes
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from swactor_worker_tinygrad import building
 
 TWICE = "void kernel(unsigned long long *p) { p[0] *= 2; }"
 
@@ -97,14 +100,18 @@ def test_all_kernels_are_kept(folder: Path, kernels: Any) -> None:
     assert len(list(folder.glob("*.code"))) == len(wanted)
 
 
-def test_a_later_start_with_native_kernels_imports_no_tinygrad(tmp_path: Path) -> None:
+def test_a_start_with_native_kernels_imports_no_tinygrad(tmp_path: Path) -> None:
+    """The first one neither: another process builds the kernels."""
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from stage_support import DATA, Pipeline\n"
+        "from stage_support import DATA, Pipeline, reference\n"
         "from swactor_worker_tinygrad import create\n"
-        "made = create({})\n"
+        "made = create({'threads': 1})\n"
         "pipeline = Pipeline(made, DATA / 'llama-gqa.gguf', 2)\n"
-        "print('tinygrad' in sys.modules, *pipeline.generate([5, 6, 7], 3))\n"
+        "expected = reference('llama-gqa')\n"
+        "assert pipeline.generate(expected['prompt'], 3) == expected['greedy'][:3]\n"
+        "kernels = pipeline.roles[0].engine._kernels._built.values()\n"
+        "print('tinygrad' in sys.modules, all(each.kept for each in kernels))\n"
         "made.close()\n"
     )
     said = []
@@ -119,8 +126,43 @@ def test_a_later_start_with_native_kernels_imports_no_tinygrad(tmp_path: Path) -
         )
         assert done.returncode == 0, done.stderr
         said.append(done.stdout.split())
-    assert [words[0] for words in said] == ["True", "False"]
-    assert said[0][1:] == said[1][1:]
+    assert said == [["False", "False"], ["False", "True"]]
+
+
+@pytest.fixture
+def builder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    from swactor_worker_tinygrad.building import Builder
+
+    # as in a process that has no tinygrad; what is imported here stays what it is
+    monkeypatch.setattr(building, "sys", SimpleNamespace(modules={}, executable=sys.executable))
+    made = Builder()
+    yield made
+    made.close()
+    made.close()
+
+
+def test_another_process_builds_one_source_after_the_other(folder: Path, builder: Any) -> None:
+    from swactor_worker_tinygrad.machine_code import NativeFunction
+
+    for factor in (2, 3):
+        function = NativeFunction(TWICE.replace("2", str(factor)), builder)
+        assert doubled(function) == 21 * factor
+        child = builder._child
+    assert len(list(folder.glob("*.code"))) == 2
+    assert child.poll() is None
+    builder.close()
+    assert child.returncode is not None
+
+
+def test_what_the_other_process_cannot_build_is_built_here(folder: Path, builder: Any) -> None:
+    from swactor_worker_tinygrad.machine_code import NativeFunction
+
+    assert not builder.build("no C at all")
+    with pytest.raises(subprocess.CalledProcessError):
+        NativeFunction("no C at all", builder)
+    builder._child.kill()
+    builder._child.wait()
+    assert doubled(NativeFunction(TWICE, builder)) == 42
 
 
 def test_host_memory_is_zeroed_and_may_fail() -> None:

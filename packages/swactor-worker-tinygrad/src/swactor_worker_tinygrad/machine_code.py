@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from swactor_worker_tinygrad.building import Builder
+
 _DIGEST_BYTES = 16
 
 
@@ -24,11 +26,13 @@ class NativeFunction:
     """A C source with one function, called `kernel`. `function` takes ctypes words; `address` is where the
     code begins, valid while this lives. Only after `environment.prepare`. Raises what the compiler raises."""
 
-    def __init__(self, source: str) -> None:
-        path = _kept_at(source)
-        code = _mapped(path)
+    def __init__(self, source: str, builder: Builder | None = None) -> None:
+        """With a `builder`, code that is not kept yet is built by that one if it can."""
+        code = _mapped(_kept_at(source))
         #: whether no compiler was asked
         self.kept = code is not None
+        if code is None and builder is not None and builder.build(source):
+            code = _mapped(_kept_at(source))
         if code is not None:
             self._held: Any = code
             self.address = int(np.frombuffer(code, np.uint8).ctypes.data)
@@ -38,7 +42,7 @@ class NativeFunction:
 
         built = internals.NativeFunction(source, "kernel")
         if built.image is not None:
-            _keep(path, built.image)
+            keep(source, built.image)
         self._held, self.address, self.function = built, built.address, built.function
 
 
@@ -66,17 +70,22 @@ def _mapped(path: Path) -> mmap.mmap | None:
     return code if intact else None
 
 
-def _keep(path: Path, image: bytes) -> None:
-    """Writes the file whole or not at all; a folder that cannot be written keeps nothing."""
-    with contextlib.suppress(OSError):
+def keep(source: str, image: bytes) -> bool:
+    """Writes the source's code to the disk, whole or not at all; False where the folder cannot be written."""
+    path = _kept_at(source)
+    try:
         descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        try:
-            with open(descriptor, "wb") as file:
-                file.write(image + _digest(image))
-            os.replace(name, path)
-        except BaseException:
+    except OSError:
+        return False
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(image + _digest(image))
+        os.replace(name, path)
+    except OSError:
+        with contextlib.suppress(OSError):
             os.unlink(name)
-            raise
+        return False
+    return True
 
 
 def _digest(data: bytes | memoryview) -> bytes:

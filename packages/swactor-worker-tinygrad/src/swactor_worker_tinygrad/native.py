@@ -16,6 +16,7 @@ from importlib.resources import files
 import numpy as np
 from numpy.typing import NDArray
 
+from swactor_worker_tinygrad.building import Builder
 from swactor_worker_tinygrad.machine_code import NativeFunction
 
 ENTRY_WORDS = 20
@@ -109,6 +110,7 @@ class Kernels:
 
     def __init__(self) -> None:
         self._built: dict[tuple[str, int | None], NativeFunction] = {}
+        self._builder = Builder()
 
     def address(self, kernel: str, ggml_type: int | None = None) -> int:
         """Where the kernel's code begins."""
@@ -117,8 +119,12 @@ class Kernels:
     def function(self, kernel: str, ggml_type: int | None = None) -> NativeFunction:
         key = kernel, ggml_type
         if key not in self._built:
-            self._built[key] = NativeFunction(source(kernel, ggml_type))
+            self._built[key] = NativeFunction(source(kernel, ggml_type), self._builder)
         return self._built[key]
+
+    def close(self) -> None:
+        """No more kernels are built for now: the process that builds them ends. Idempotent."""
+        self._builder.close()
 
 
 class Team:

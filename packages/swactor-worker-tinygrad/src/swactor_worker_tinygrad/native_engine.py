@@ -222,6 +222,7 @@ class NativeEngine:
 
     def _start(self, packed: list[Weight]) -> None:
         """Starts the threads and takes the memory that packed matrices will lie in."""
+        self._kernels.close()
         self._team = Team(self._kernels, self.threads)
         places, total = {}, 0
         for weight in packed:
@@ -459,6 +460,7 @@ class NativeEngine:
 
     def close(self) -> None:
         """Ends the threads and frees cache and working memory. Idempotent."""
+        self._kernels.close()
         if self._team is not None:
             self._team.close()
             self._team = None
