@@ -40,8 +40,10 @@ from swactor_core.messages import (
     WorkerReady,
 )
 from swactor_core.plan import SamplingPolicy, TokenOutputPolicy
+from swactor_core.plugins import load_plugins
 from swactor_core.specs import PREFILL_CHUNK, RingDirection
 from swactor_core.spi.loader import StageManifest
+from swactor_core.spi.provider import Kind
 from swactor_core.spi.worker import StageConfig
 from swactor_loader_gguf.loader import GgufLoader
 from swactor_testing.worker_kit import (
@@ -104,8 +106,10 @@ class Stage(WorkerProcess):
 
     def __init__(self, config: StageConfig, settings: dict[str, object], bytecode: str) -> None:
         environment = {"PYTHONPYCACHEPREFIX": bytecode, "PYTHONDONTWRITEBYTECODE": ""}
-        self.started = time.perf_counter()
-        super().__init__("tinygrad", environment=environment)
+        plugins = load_plugins()
+        needed = ((Kind.ARENA, "memfd"), (Kind.WORKER, "tinygrad"))
+        arguments = [f"--plugin-module={plugins.module_of(*each)}" for each in needed]  # as a node says it
+        super().__init__("tinygrad", arguments=arguments, environment=environment)
         self.config, self.sequence = config, 0
         self.initialize(settings)
         self._until(WorkerReady)
@@ -180,7 +184,7 @@ def measure(
         stage.send(ShutdownWorker(ShutdownMode.GRACEFUL))
         stage.exit_code()
     return Start(
-        libraries=stage.ready - stage.started,
+        libraries=stage.ready - stage.spawned,
         weights=stage.bound - stage.ready,
         compile=stage.configured - stage.bound,
         prompt=first,

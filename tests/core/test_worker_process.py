@@ -269,6 +269,16 @@ def test_a_blocked_plugin_is_not_loaded() -> None:
         assert "blocked by configuration" in fatal.detail
 
 
+def test_only_the_modules_that_are_told_are_loaded() -> None:
+    told = ["--plugin-module=swactor_arena.plugin", "--plugin-module=swactor_testing.plugin"]
+    with WorkerProcess(arguments=told) as worker:
+        worker.initialize()
+        worker.expect(WorkerReady)
+    with WorkerProcess(arguments=told[:1]) as worker:
+        worker.initialize()
+        assert "no worker plug-in named 'echo'" in worker.expect(WorkerFatal).detail
+
+
 def test_wrong_backend_settings_are_fatal_with_message_and_hint() -> None:
     with WorkerProcess() as worker:
         worker.initialize({"speed": 11})

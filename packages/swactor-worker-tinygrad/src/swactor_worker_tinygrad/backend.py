@@ -43,6 +43,7 @@ def create(settings: Mapping[str, object]) -> TinygradBackend:
 
 def _opened(wanted: environment.WorkerSettings) -> str:
     """Imports tinygrad and opens its device, which native kernels do without; the device's canonical name."""
+    environment.require_tinygrad()
     from swactor_worker_tinygrad import internals
 
     try:

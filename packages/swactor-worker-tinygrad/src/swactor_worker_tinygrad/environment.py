@@ -7,7 +7,6 @@ here has to be settled before its first import, because tinygrad reads the envir
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import os
 import platform
 import shutil
@@ -228,9 +227,11 @@ def _is_clang(compiler: str) -> bool:
 
 def require_tinygrad() -> None:
     """Raises ResourceError unless exactly the tinygrad that this package is written for is installed."""
+    from importlib import metadata
+
     try:
-        found = importlib.metadata.version("tinygrad")
-    except importlib.metadata.PackageNotFoundError:
+        found = metadata.version("tinygrad")
+    except metadata.PackageNotFoundError:
         found = "none"
     if found != TINYGRAD_VERSION:
         raise ResourceError(
@@ -292,9 +293,8 @@ def prepare(settings: WorkerSettings) -> dict[str, str]:
     nothing here multiplies matrices with it.
 
     No pool of compiler processes (every stage of a host would start one), no split of CPU kernels into parts
-    that run one after another anyway. Raises ResourceError for a missing compiler or a wrong tinygrad.
+    that run one after another anyway. Raises ResourceError for a missing compiler.
     """
-    require_tinygrad()
     wanted = {"DEV": settings.selection, "PARALLEL": "0", "NUM_CPU_THREADS": "1"}
     compiler = ""
     if settings.device_kind == "CPU":

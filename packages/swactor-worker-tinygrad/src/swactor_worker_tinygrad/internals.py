@@ -30,6 +30,7 @@ from tinygrad.schedule import indexing, schedule_cache
 from tinygrad.uop import divandmod
 from tinygrad.uop.ops import Ops, UOp
 
+from swactor_worker_tinygrad.environment import require_tinygrad
 from swactor_worker_tinygrad.kernel_search import Found, KernelSearch
 
 UINT8, UINT32, FLOAT32 = dtypes.uint8, dtypes.uint32, dtypes.float32
@@ -64,7 +65,9 @@ __all__ = [
 
 
 def open_device(name: str) -> str:
-    """Opens the device and returns its canonical name; whatever its driver raises goes through."""
+    """Opens the device and returns its canonical name; whatever its driver raises goes through. Raises
+    ResourceError for another tinygrad than this is written for."""
+    require_tinygrad()
     if name.partition(":")[0] != "CPU":
         return str(Device[name].device)
     with _own_programs_from_disk():

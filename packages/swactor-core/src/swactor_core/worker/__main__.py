@@ -19,7 +19,7 @@ from typing import Any
 
 from swactor_core.errors import ResourceError
 from swactor_core.messages import RoleConfigured, WorkerReady
-from swactor_core.plugins import Plugins, load_plugins
+from swactor_core.plugins import Plugins, load_modules, load_plugins
 from swactor_core.spi.arena import ArenaPlugin, ArenaView
 from swactor_core.spi.provider import Kind
 from swactor_core.spi.worker import WorkerBackend
@@ -97,8 +97,11 @@ class _Process:
 
     def _loaded(self) -> Plugins:
         if self._plugins is None:
-            only = self._options.only_plugin
-            self._plugins = load_plugins(blocked=self._options.block_plugin, only=only or None)
+            options = self._options
+            if options.plugin_module:
+                self._plugins = load_modules(options.plugin_module)
+            else:
+                self._plugins = load_plugins(blocked=options.block_plugin, only=options.only_plugin or None)
         return self._plugins
 
     def _arena(self) -> ArenaPlugin:
@@ -125,6 +128,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only-plugin", action="append", default=[], metavar="NAME", help="load only these; may be repeated"
     )
+    parser.add_argument(
+        "--plugin-module", action="append", default=[], metavar="MODULE",
+        help="load only the plug-ins in these modules, without looking at what is installed; may be repeated",
+    )  # fmt: skip
     return parser
 
 
