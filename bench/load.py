@@ -4,12 +4,12 @@
 
 A worker is spawned `--repeats` times for each kind, after one that fills the caches on disk (compiled
 kernels, and Python's bytecode, which goes to a folder of this program's own). Figures are medians.
-"libraries" is from spawn to WorkerReady: the interpreter, its imports, the device; "weights" and "compile"
-are the two halves of ConfigureRole, divided at the first compiled kernel; "prompt" is the first one, until
-its token. "floor" is reading the stage's bytes from the file plus one prompt when everything is warm; "of
-floor" is the whole start over it, "role" the same without "libraries". "held" is what the worker's resident
-memory grew by since WorkerReady, over the bytes of its weights and KV cache. "times graph" is tokens per
-second over those of tinygrad's own kernels in this run.
+"libraries" is from spawn to WorkerReady: the interpreter and its imports, for graphs tinygrad's device too;
+"weights" and "compile" are the two halves of ConfigureRole, divided at the first compiled kernel; "prompt" is
+the first one, until its token. "floor" is reading the stage's bytes from the file plus one prompt when
+everything is warm; "of floor" is the whole start over it, "role" the same without "libraries". "held" is what
+the worker's resident memory grew by since WorkerReady, over the bytes of its weights and KV cache. "times
+graph" is tokens per second over those of tinygrad's own kernels in this run.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from swactor_core.faults import (
     WorkerFatalReason,
     WorkerStoppedReason,
 )
+from swactor_core.machines.worker_effects import ExitCode
 from swactor_core.messages import (
     InitializeWorker,
     ObjectLoaded,
@@ -39,7 +40,6 @@ from swactor_core.messages import (
     WorkerStopped,
 )
 from swactor_core.specs import OBJECT_HEADER_BYTES, RingDirection
-from swactor_core.worker import ExitCode
 from swactor_testing.echo import reference_tokens
 from swactor_testing.worker_kit import (
     CEILING,

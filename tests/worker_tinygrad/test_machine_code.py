@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stage_support import DATA, config_of, manifest_of
+from swactor_core.spi.worker import RoleError
 from swactor_worker_tinygrad import building
 
 TWICE = "void kernel(unsigned long long *p) { p[0] *= 2; }"
@@ -163,6 +165,18 @@ def test_what_the_other_process_cannot_build_is_built_here(folder: Path, builder
     builder._child.kill()
     builder._child.wait()
     assert doubled(NativeFunction(TWICE, builder)) == 42
+
+
+def test_a_role_without_tinygrad_to_build_with_says_so(
+    backend: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from swactor_worker_tinygrad import environment
+
+    monkeypatch.setattr(environment, "TINYGRAD_VERSION", "0.99.0")
+    config = config_of(manifest_of(DATA / "llama-gqa.gguf"))
+    with pytest.raises(RoleError, match=r"tinygrad 0\.99\.0 is needed, found 0\.14\.0") as caught:
+        backend.configure(config, progress=lambda _: None, should_abort=lambda: False)
+    assert caught.value.hint == "pip install tinygrad==0.99.0"
 
 
 def test_host_memory_is_zeroed_and_may_fail() -> None:

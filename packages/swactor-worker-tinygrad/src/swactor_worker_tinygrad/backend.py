@@ -14,7 +14,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from swactor_core.errors import ResourceError
+from swactor_core.errors import ResourceError, SwactorError
 from swactor_core.faults import RoleFailure
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.specs import DTypeFamily, ObjectKind, ObjectSpec, align_up
@@ -405,4 +405,6 @@ def _role_error(error: Exception) -> RoleError:
             f"the device has not enough memory for this stage: {error}",
             hint="use more stages, a smaller max_tokens, or a smaller quantisation",
         )
+    if isinstance(error, SwactorError):
+        return RoleError(RoleFailure.BACKEND_ERROR, error.message, hint=error.hint)
     return RoleError(RoleFailure.BACKEND_ERROR, f"{type(error).__name__}: {error}")

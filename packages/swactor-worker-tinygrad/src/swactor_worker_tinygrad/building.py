@@ -71,13 +71,13 @@ def main() -> int:
     die_with_parent(int(sys.argv[1]))
     out = os.dup(1)
     os.dup2(2, 1)  # what a library prints is no answer
-    from swactor_worker_tinygrad import internals
-    from swactor_worker_tinygrad.machine_code import keep
-
     while len(head := sys.stdin.buffer.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
         source = sys.stdin.buffer.read(int.from_bytes(head, "little")).decode()
         kept = False
         with contextlib.suppress(Exception):  # the worker then tries by itself, and says what is wrong
+            from swactor_worker_tinygrad import internals
+            from swactor_worker_tinygrad.machine_code import keep
+
             image = internals.NativeFunction(source, "kernel").image
             kept = image is not None and keep(source, image)
         os.write(out, b"y" if kept else b"n")

@@ -243,7 +243,7 @@ class NativeFunction:
 def _portable(code: bytes) -> bytes | None:
     """An object file's code, if it calls nothing outside of itself and does not depend on where it lies."""
     try:
-        here, elsewhere = (jit_loader(code, base=base, link_libs=[]) for base in (0, 1 << 40))
+        here, elsewhere = (jit_loader(code, base=base, link_libs=[]) for base in (0, 1 << 16))
     except RuntimeError:  # a symbol that others define
         return None
     return here if here == elsewhere else None

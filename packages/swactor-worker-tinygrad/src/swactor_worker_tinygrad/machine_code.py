@@ -18,13 +18,15 @@ from typing import Any
 import numpy as np
 
 from swactor_worker_tinygrad.building import Builder
+from swactor_worker_tinygrad.environment import require_tinygrad
 
 _DIGEST_BYTES = 16
 
 
 class NativeFunction:
     """A C source with one function, called `kernel`. `function` takes ctypes words; `address` is where the
-    code begins, valid while this lives. Only after `environment.prepare`. Raises what the compiler raises."""
+    code begins, valid while this lives. Only after `environment.prepare`. Raises what the compiler raises,
+    and ResourceError where there is no tinygrad to build with."""
 
     def __init__(self, source: str, builder: Builder | None = None) -> None:
         """With a `builder`, code that is not kept yet is built by that one if it can."""
@@ -38,6 +40,7 @@ class NativeFunction:
             self.address = int(np.frombuffer(code, np.uint8).ctypes.data)
             self.function: Any = ctypes.CFUNCTYPE(None)(self.address)
             return
+        require_tinygrad()
         from swactor_worker_tinygrad import internals
 
         built = internals.NativeFunction(source, "kernel")
