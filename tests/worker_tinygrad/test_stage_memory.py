@@ -277,8 +277,9 @@ def test_stages_of_a_long_prompt_hold_its_rows_as_objects(
     path = written(tmp_path / "wide.gguf", "llama", hidden=2048, wide=64, vocabulary=64, layers=3)
     stages = planned_and_held(path, environment, nodes=3, prompt=1600)
     for planned, held in stages:
-        within_a_tenth(planned, held)
-    assert stages[1][1].buffers - stages[0][1].buffers > 11 << 20
+        # the prompt's input is given back when its step is done
+        assert abs(planned - held.peak) <= held.peak / 10, f"planned {planned >> 20} MiB, held {held}"
+    assert stages[1][1].peak - stages[0][1].peak > 11 << 20
 
 
 @pytest.mark.long

@@ -50,10 +50,13 @@ void kernel(const u64 *a, u64 thread, u64 part, u64 parts) {
     const uint8_t *stored = (const uint8_t *)a[1] + unit * LANES * row_bytes;
     uint8_t *made = (uint8_t *)a[0] + unit * LANES * row_bytes;
     const u64 here = rows - unit * LANES < LANES ? rows - unit * LANES : LANES;
-    for (u64 at = 0; at < row_bytes; at += block_bytes, made += LANES * block_bytes)
+    for (u64 at = 0; at < row_bytes; at += block_bytes, made += LANES * block_bytes) {
+      const uint8_t *ahead = stored + LANES * (row_bytes + at);
+      for (u64 i = 0; i < LANES * block_bytes; i += 64) __builtin_prefetch(ahead + i);
       if (here == LANES)
         whole(made, stored + at, row_bytes, block_bytes, from, to);
       else
         partial(made, stored + at, row_bytes, block_bytes, from, to, here);
+    }
   }
 }
