@@ -32,7 +32,8 @@ END_SECONDS = 10.0
 
 def keeps_graphs() -> bool:
     """Whether another process would find what this one keeps: not where the folder is only this one's."""
-    return Path(os.environ["CACHEDB"]).is_relative_to(environment.cache_root())
+    root = environment.cache_root()
+    return root is not None and Path(os.environ["CACHEDB"]).is_relative_to(root)
 
 
 def capture_apart(

@@ -47,8 +47,8 @@ MOST_THREADS = 256
 SEARCHES = ("found", "off")  # the first is the default
 WIDEST_SEARCH = 16
 
-# what this process was prepared for: native kernels and tinygrad itself are for one device a process
-_selected: list[str] = []
+# device and compiler that this process was prepared for: one device a process, and one folder of kernels
+_prepared: list[tuple[str, str]] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,12 +300,15 @@ def prepare(settings: WorkerSettings) -> dict[str, str]:
     if settings.device_kind == "CPU":
         compiler = find_compiler(settings.cc)
         wanted["CC"] = compiler
-    if _selected and _selected[0] != settings.selection:
+    if _prepared and _prepared[0][0] != settings.selection:
         raise ResourceError(
-            f"tinygrad was already started in this process with DEV={_selected[0]!r}",
+            f"tinygrad was already started in this process with DEV={_prepared[0][0]!r}",
             hint="one process serves one device",
         )
-    wanted["CACHEDB"] = str(cache_folder(compiler) / "kernels.db")
+    if _prepared == [(settings.selection, compiler)] and "CACHEDB" in os.environ:
+        wanted["CACHEDB"] = os.environ["CACHEDB"]
+    else:
+        wanted["CACHEDB"] = str(cache_folder(compiler) / "kernels.db")
     # tinygrad asserts on its old switches (CPU=1) and cannot read an empty value
     for name, value in list(os.environ.items()):
         if name in KNOWN_DEVICES or (value == "" and name in _READ_AS_NUMBERS):
@@ -313,5 +316,5 @@ def prepare(settings: WorkerSettings) -> dict[str, str]:
     os.environ.setdefault("PATH", os.defpath)  # which tinygrad reads and takes to be set
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.update(wanted)
-    _selected[:] = [settings.selection]
+    _prepared[:] = [(settings.selection, compiler)]
     return wanted
