@@ -4,12 +4,12 @@
 
 A worker is spawned `--repeats` times for each kind, after one that fills the caches on disk (compiled
 kernels, and Python's bytecode, which goes to a folder of this program's own). Figures are medians.
-"libraries" is from spawn to WorkerReady: the interpreter, its imports, the device; "weights" and "compile"
-are the two halves of ConfigureRole, divided at the first compiled kernel; "prompt" is the first one, until
-its token. "floor" is reading the stage's bytes from the file plus one prompt when everything is warm; "of
-floor" is the whole start over it, "role" the same without "libraries". "held" is what the worker's resident
-memory grew by since WorkerReady, over the bytes of its weights and KV cache. "times graph" is tokens per
-second over those of tinygrad's own kernels in this run.
+"libraries" is from spawn to WorkerReady: the interpreter and its imports, for graphs tinygrad's device too;
+"weights" and "compile" are the two halves of ConfigureRole, divided at the first compiled kernel; "prompt" is
+the first one, until its token. "floor" is reading the stage's bytes from the file plus one prompt when
+everything is warm; "of floor" is the whole start over it, "role" the same without "libraries". "held" is what
+the worker's resident memory grew by since WorkerReady, over the bytes of its weights and KV cache. "times
+graph" is tokens per second over those of tinygrad's own kernels in this run.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ from swactor_core.messages import (
     WorkerReady,
 )
 from swactor_core.plan import SamplingPolicy, TokenOutputPolicy
+from swactor_core.plugins import load_plugins
 from swactor_core.specs import PREFILL_CHUNK, RingDirection
 from swactor_core.spi.loader import StageManifest
+from swactor_core.spi.provider import Kind
 from swactor_core.spi.worker import StageConfig
 from swactor_loader_gguf.loader import GgufLoader
 from swactor_testing.worker_kit import (
@@ -104,8 +106,10 @@ class Stage(WorkerProcess):
 
     def __init__(self, config: StageConfig, settings: dict[str, object], bytecode: str) -> None:
         environment = {"PYTHONPYCACHEPREFIX": bytecode, "PYTHONDONTWRITEBYTECODE": ""}
-        self.started = time.perf_counter()
-        super().__init__("tinygrad", environment=environment)
+        plugins = load_plugins()
+        needed = ((Kind.ARENA, "memfd"), (Kind.WORKER, "tinygrad"))
+        arguments = [f"--plugin-module={plugins.module_of(*each)}" for each in needed]  # as a node says it
+        super().__init__("tinygrad", arguments=arguments, environment=environment)
         self.config, self.sequence = config, 0
         self.initialize(settings)
         self._until(WorkerReady)
@@ -180,7 +184,7 @@ def measure(
         stage.send(ShutdownWorker(ShutdownMode.GRACEFUL))
         stage.exit_code()
     return Start(
-        libraries=stage.ready - stage.started,
+        libraries=stage.ready - stage.spawned,
         weights=stage.bound - stage.ready,
         compile=stage.configured - stage.bound,
         prompt=first,

@@ -118,3 +118,32 @@ def test_what_every_process_imports_at_its_start_is_light(module: str) -> None:
     )
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert not loaded & {"tinygrad", "aioquic", "tokenizers", "numpy", "gguf", "httpx2", "typer", "jinja2"}
+
+
+def test_a_worker_imports_no_border_that_is_not_its_own() -> None:
+    """Nor pydantic, whose own part does what a worker needs of it."""
+    code = "import sys, swactor_core.worker.__main__; print(*sorted(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert {
+        f"swactor_core.messages.{name}" for name in ("address", "worker_commands", "worker_events")
+    } <= loaded
+    borders = {f"swactor_core.messages.{name}" for name in ("arena", "control", "edges", "run")}
+    interfaces = {f"swactor_core.spi.{name}" for name in ("membership", "transport")}
+    machines = {f"swactor_core.machines.{name}" for name in ("run", "stage", "edge", "pool", "node", "arena")}
+    assert not loaded & (borders | interfaces | machines)
+    assert not loaded & {"pydantic", "asyncio", "importlib.metadata", "swactor_core.config"}
+
+
+def test_every_name_of_a_package_that_imports_lazily_is_there() -> None:
+    import swactor_core.messages
+    import swactor_core.spi
+
+    for package in (swactor_core.messages, swactor_core.spi):
+        for name in package.__all__:
+            found = getattr(package, name)
+            assert not hasattr(found, "__module__") or found.__module__.startswith(package.__name__), name
+        with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+            package.__getattr__("Nothing")

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 from swactor_core.errors import PluginError
 from swactor_core.hookspecs import ALL_SPECS, hookimpl
-from swactor_core.plugins import REGISTRATION_HOOKS, PluginRecord, Plugins, PluginState, load_plugins
+from swactor_core.plugins import (
+    REGISTRATION_HOOKS,
+    PluginRecord,
+    Plugins,
+    PluginState,
+    load_modules,
+    load_plugins,
+)
 from swactor_core.spi.provider import API_LEVEL, Kind, Provider
 
 GOOD = """
@@ -62,6 +69,27 @@ def one(plugins: Plugins, name: str) -> PluginRecord:
 
 
 # --- discovery ---
+
+
+def test_another_process_loads_the_modules_that_it_is_told(install: Callable[..., None]) -> None:
+    install("owl-post", GOOD.replace("carrier-pigeon", "owl"))
+    install("broken-post", "raise RuntimeError('no birds')")
+    module = load_plugins(only=["owl-post"]).module_of(Kind.TRANSPORT, "owl")
+    assert module == "owl_post"
+    told = load_modules([module, module, "broken_post", "no_such_post"])
+    assert [(record.name, str(record.state)) for record in told.records] == [
+        ("owl_post", "loaded"), ("broken_post", "failed"), ("no_such_post", "failed"),
+    ]  # fmt: skip
+    assert told.select(Kind.TRANSPORT, "owl").summary == "birds"
+    with pytest.raises(PluginError, match="broken_post failed: RuntimeError: no birds"):
+        told.select(Kind.WORKER, "tinygrad")
+
+
+def test_a_plugin_that_is_no_module_has_none_to_be_told() -> None:
+    plugins, _ = registered(provider())
+    assert plugins.module_of(Kind.LOADER, "tiny") == ""
+    with pytest.raises(PluginError, match="no loader plug-in named 'other'"):
+        plugins.module_of(Kind.LOADER, "other")
 
 
 def test_an_installed_plugin_is_found_loaded_and_selected(install: Callable[..., None]) -> None:

@@ -19,7 +19,7 @@ from swactor_core.faults import (
 )
 from swactor_core.ids import RingId, RoleId
 from swactor_core.machines.worker import WorkerState
-from swactor_core.machines.worker_effects import ControlClosed, MalformedCommand
+from swactor_core.machines.worker_effects import ControlClosed, ExitCode, MalformedCommand
 from swactor_core.messages import (
     ConfigureRole,
     DeviceObjectReleased,
@@ -48,7 +48,6 @@ from swactor_core.messages import (
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.specs import OBJECT_HEADER_BYTES, RingDirection
 from swactor_core.spi.worker import LoadProgress, RoleError, StageConfig, StepError, StepInput
-from swactor_core.worker import ExitCode
 from swactor_core.worker.steps import PROGRESS_INTERVAL, ProgressReports
 from swactor_testing.echo import EchoBackend, EchoRole, reference_tokens
 from swactor_testing.worker_kit import (

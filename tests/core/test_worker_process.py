@@ -19,6 +19,7 @@ from swactor_core.faults import (
     WorkerFatalReason,
     WorkerStoppedReason,
 )
+from swactor_core.machines.worker_effects import ExitCode
 from swactor_core.messages import (
     InitializeWorker,
     ObjectLoaded,
@@ -39,7 +40,6 @@ from swactor_core.messages import (
     WorkerStopped,
 )
 from swactor_core.specs import OBJECT_HEADER_BYTES, RingDirection
-from swactor_core.worker import ExitCode
 from swactor_testing.echo import reference_tokens
 from swactor_testing.worker_kit import (
     CEILING,
@@ -267,6 +267,16 @@ def test_a_blocked_plugin_is_not_loaded() -> None:
         fatal = worker.expect(WorkerFatal)
         assert fatal.reason is WorkerFatalReason.BACKEND_INIT_FAILED
         assert "blocked by configuration" in fatal.detail
+
+
+def test_only_the_modules_that_are_told_are_loaded() -> None:
+    told = ["--plugin-module=swactor_arena.plugin", "--plugin-module=swactor_testing.plugin"]
+    with WorkerProcess(arguments=told) as worker:
+        worker.initialize()
+        worker.expect(WorkerReady)
+    with WorkerProcess(arguments=told[:1]) as worker:
+        worker.initialize()
+        assert "no worker plug-in named 'echo'" in worker.expect(WorkerFatal).detail
 
 
 def test_wrong_backend_settings_are_fatal_with_message_and_hint() -> None:

@@ -21,7 +21,7 @@ def report():
 if "REPORTS" in os.environ:
     atexit.register(report)
 """
-HEAVY = {"numpy", "gguf", "yaml", "tinygrad", "rich", "jinja2"}
+HEAVY = {"numpy", "gguf", "yaml", "tinygrad", "rich", "jinja2", "pydantic", "asyncio"}
 
 
 def test_only_the_worker_imports_what_computes(
@@ -43,10 +43,8 @@ def test_only_the_worker_imports_what_computes(
             (part for part in ("swactor_core.node", "swactor_core.worker") if part in command), "command"
         )
         found[part] = found.get(part, set()) | HEAVY & set(modules.split())
-    assert found["command"] == set()
-    assert found["swactor_core.node"] == set()
-    assert found["swactor_core.worker"] >= {"numpy", "tinygrad"}
-    assert not found["swactor_core.worker"] & {"yaml", "rich", "jinja2"}
+    assert found["command"] == found["swactor_core.node"] == {"pydantic", "asyncio"}
+    assert found["swactor_core.worker"] == {"numpy"}  # kernels are built in a process of their own
 
 
 def _alive(pid: int) -> bool:

@@ -109,9 +109,10 @@ def test_a_device_without_host_memory_is_copied_through_staging(
     backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The path of CUDA, whose buffers have no view on the host."""
-    from swactor_worker_tinygrad import internals
+    from swactor_worker_tinygrad import device_memory, internals
     from swactor_worker_tinygrad.bridge import TinygradBridge
 
+    monkeypatch.setattr(device_memory, "on_host", lambda device: False)
     monkeypatch.setattr(internals, "bytes_view", lambda buffer: None)
     bridge = TinygradBridge(backend.device)
     allocation = bridge.alloc_device(SPEC, 100)
@@ -122,4 +123,11 @@ def test_a_device_without_host_memory_is_copied_through_staging(
     out = bytearray(50)
     bridge.device_to_host(allocation, 30, memoryview(out))
     assert bytes(out) == payload[30:80]
+    other = bridge.alloc_device(SPEC, 20)
+    device_memory.copy(other, 10, allocation, 50, 10)
+    out = bytearray(10)
+    bridge.device_to_host(other, 10, memoryview(out))
+    assert bytes(out) == payload[50:60]
+    tensor = bridge.wrap(allocation, (10, 10), internals.UINT8)
+    np.testing.assert_array_equal(tensor.numpy().reshape(-1), np.frombuffer(payload, np.uint8))
     bridge.close()

@@ -161,12 +161,12 @@ def test_a_stage_spread_over_files_reads_each(backend: Any, tmp_path: Path) -> N
 
 
 def test_a_device_without_memory_is_a_typed_failure(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from swactor_worker_tinygrad import internals
+    from swactor_worker_tinygrad import native_engine
 
-    def full(device: str, nbytes: int) -> Any:
-        raise MemoryError(f"{nbytes} bytes cannot be had on {device}")
+    def full(nbytes: int) -> Any:
+        raise MemoryError(f"{nbytes} bytes cannot be had on the host")
 
-    monkeypatch.setattr(internals, "new_buffer", full)
+    monkeypatch.setattr(native_engine, "HostMemory", full)
     config = config_of(manifest_of(MODEL))
     with pytest.raises(RoleError, match="not enough memory") as caught:
         backend.configure(config, progress=lambda _: None, should_abort=lambda: False)

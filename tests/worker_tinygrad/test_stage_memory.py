@@ -76,11 +76,11 @@ def test_a_type_without_a_kernel_is_counted_as_f32_where_it_is_unpacked() -> Non
     assert graph.head == unpacked.get("output.weight", 0)
 
 
-def test_a_graph_s_process_is_larger_by_its_types_and_a_wrong_setting_is_refused() -> None:
-    plain = said(QUANTS / "F16.gguf").process
-    assert plain == said(QUANTS / "Q6_K.gguf").process
-    graphs = [said(QUANTS / f"{name}.gguf", kernels="graph").process for name in ("F16", "Q4_1", "Q6_K")]
-    assert plain < graphs[0] < graphs[1] < graphs[2]
+def test_a_graph_s_process_is_larger_and_a_wrong_setting_is_refused() -> None:
+    plain = {said(QUANTS / f"{name}.gguf").process for name in ("F16", "Q6_K")}
+    graphs = {said(QUANTS / f"{name}.gguf", kernels="graph").process for name in ("F16", "Q4_1", "Q6_K")}
+    assert len(plain) == len(graphs) == 1
+    assert plain.pop() < graphs.pop()
     with pytest.raises(ConfigError, match="weights"):
         said(QUANTS / "Q8_0.gguf", weights="folded")
 
@@ -277,8 +277,9 @@ def test_stages_of_a_long_prompt_hold_its_rows_as_objects(
     path = written(tmp_path / "wide.gguf", "llama", hidden=2048, wide=64, vocabulary=64, layers=3)
     stages = planned_and_held(path, environment, nodes=3, prompt=1600)
     for planned, held in stages:
-        within_a_tenth(planned, held)
-    assert stages[1][1].buffers - stages[0][1].buffers > 11 << 20
+        # the prompt's input is given back when its step is done
+        assert abs(planned - held.peak) <= held.peak / 10, f"planned {planned >> 20} MiB, held {held}"
+    assert stages[1][1].peak - stages[0][1].peak > 11 << 20
 
 
 @pytest.mark.long
@@ -286,7 +287,7 @@ def test_stages_of_a_long_prompt_hold_its_rows_as_objects(
 def test_a_graph_s_first_start_holds_what_is_planned(
     name: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """It captures, and unpacking k-quants takes the most."""
+    """Another process captures, and unpacking k-quants takes the most."""
     fresh = {**environment, "XDG_CACHE_HOME": str(tmp_path)}
     path = str(QUANTS / f"{name}.gguf")
     ((planned, held),) = planned_and_held(path, fresh, prompt=40, kernels="graph")

@@ -71,6 +71,13 @@ def test_devices_as_tinygrad_wants_them(device: str, name: str, selection: str) 
     assert settings.threads >= 1
 
 
+def test_native_kernels_are_the_cpu_s() -> None:
+    for device in ("", "cpu", "CPU:0", "cpu:clang", "CPU::x86_64,x86-64-v3"):
+        assert environment.read_settings({"device": device}).has_native_kernels, device
+    for device in ("CPU:LLVM", "CUDA", "CUDA:1", "PYTHON"):
+        assert not environment.read_settings({"device": device}).has_native_kernels, device
+
+
 def test_searches_are_asked_for() -> None:
     for given, read in (
         ({}, "found"),

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+from pydantic_core import SchemaValidator, ValidationError, core_schema
+
+from swactor_core.schemas import Form
 
 MAX_LINE = 4 * 1024 * 1024
-_JSON = TypeAdapter(Any).validator
+_JSON = SchemaValidator(core_schema.any_schema())
 """Any JSON value; without the Python layers of `json`, which count on a token's way."""
 _TYPE_FIRST = b'{"type":"'
 
@@ -25,18 +27,18 @@ class MessageCodec:
     """Encodes and decodes exactly the given dataclasses, told apart by a `type` member with their name."""
 
     def __init__(self, types: Iterable[type[Any]]) -> None:
-        self._adapters = {t.__name__: TypeAdapter(with_config(ConfigDict(extra="forbid"))(t)) for t in types}
-        self._by_name = {name.encode(): adapter for name, adapter in self._adapters.items()}
+        self._forms = {t.__name__: Form(t, closed=True) for t in types}
+        self._by_name = {name.encode(): form for name, form in self._forms.items()}
 
     def encode(self, message: object) -> bytes:
         """One JSON object without a line break. Raises CodecError for a type of another border, and for text
         that no JSON holds: lone surrogates, such as file names that are not UTF-8."""
         name = type(message).__name__
-        adapter = self._adapters.get(name)
-        if adapter is None:
+        form = self._forms.get(name)
+        if form is None:
             raise CodecError(f"{name} does not cross this border")
         try:
-            body = adapter.serializer.to_json(message)
+            body = form.serializer.to_json(message)
         except ValueError as error:  # pydantic's PydanticSerializationError is one
             raise CodecError(f"{name} cannot be written: {error}") from error
         head = b'{"type":"' + name.encode() + b'"'
@@ -62,11 +64,11 @@ class MessageCodec:
         except ValidationError as error:
             raise CodecError(f"not JSON: {error.errors(include_url=False)[0]['msg']}") from None
         name = fields.pop("type", None) if isinstance(fields, dict) else None
-        adapter = self._adapters.get(name) if isinstance(name, str) else None
-        if adapter is None:
+        form = self._forms.get(name) if isinstance(name, str) else None
+        if form is None:
             raise CodecError(f"unknown message type {name!r}")
         try:
-            return adapter.validator.validate_python(fields)
+            return form.validator.validate_python(fields)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(str(p) for p in first["loc"])

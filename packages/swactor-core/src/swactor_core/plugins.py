@@ -6,10 +6,11 @@ an error that quotes its record. There is no global manager; `load_plugins` retu
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from importlib import metadata
+from importlib import import_module
 from typing import Any
 
 import pluggy
@@ -129,6 +130,14 @@ class Plugins:
             )
         return next(p for p in owners[0].providers if p.kind is kind and p.name == name)
 
+    def module_of(self, kind: Kind, name: str) -> str:
+        """The module of the plug-in that has that provider, for `load_modules` in another process; empty
+        where the plug-in is no module of its own. Raises PluginError as `select` does."""
+        self.select(kind, name)
+        record = self._owners[kind, name][0]
+        known = sys.modules.get(record.module)
+        return record.module if known is not None and known is self.manager.get_plugin(record.name) else ""
+
     def providers(self, kind: Kind) -> list[Provider]:
         return [p for r in self.records for p in r.providers if p.kind is kind]
 
@@ -148,11 +157,28 @@ class _Incompatible(Exception):
     pass
 
 
+def load_modules(modules: Iterable[str]) -> Plugins:
+    """Only these plug-ins, each in its own guard, without looking at what is installed: for a process whose
+    parent has looked (`Plugins.module_of`)."""
+    plugins = Plugins()
+    for name in dict.fromkeys(modules):
+        try:
+            module = import_module(name)
+        except (Exception, SystemExit) as error:  # as in `load_plugins`
+            reason = f"{type(error).__name__}: {error}"
+            plugins.records.append(PluginRecord(name, name, "", name, PluginState.FAILED, reason))
+            continue
+        plugins.register(module, name=name, distribution=name)
+    return plugins
+
+
 def load_plugins(*, blocked: Iterable[str] = (), only: Iterable[str] | None = None) -> Plugins:
     """Loads every entry point of group `swactor`, each in its own guard.
 
     `blocked` and `only` hold entry-point or distribution names; `only` empty loads none.
     """
+    from importlib import metadata  # which reads what is installed, and takes long to import itself
+
     plugins = Plugins()
     refused = set(blocked)
     allowed = None if only is None else set(only)

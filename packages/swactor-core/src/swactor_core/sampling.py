@@ -35,7 +35,9 @@ class Sampler:
     def restart(self) -> None:
         """The state of a fresh run: the seed, and the prompt's end as history."""
         window = self._policy.repeat_last_n
-        self._generator = np.random.default_rng(self._policy.seed & 0xFFFF_FFFF_FFFF_FFFF)
+        self._generator = None
+        if self._policy.temperature > 0.0:  # numpy imports its generators when they are first asked for
+            self._generator = np.random.default_rng(self._policy.seed & 0xFFFF_FFFF_FFFF_FFFF)
         self._recent: deque[int] = deque(maxlen=window if window >= 0 else None)
         self._recent.extend(self._policy.history)
 
@@ -84,6 +86,7 @@ class Sampler:
         ids, logits = _kept(row, self._policy)
         scaled = (logits - logits.max()) / self._policy.temperature
         mass = np.cumsum(np.exp(scaled))
+        assert self._generator is not None
         drawn = self._generator.random() * mass[-1]
         return int(ids[min(int(np.searchsorted(mass, drawn, side="right")), len(ids) - 1)])
 

@@ -284,6 +284,8 @@ class WorkerProcess:
         self._next_offset = 0
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
         arena_variables = {"SWACTOR_ARENA_FD": str(self.arena.fd), "SWACTOR_ARENA_BYTES": str(ceiling)}
+        #: when the process was started, on `time.perf_counter`
+        self.spawned = time.perf_counter()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "swactor_core.worker", "--worker", worker, "--arena", arena, *arguments],
             stdin=subprocess.PIPE,

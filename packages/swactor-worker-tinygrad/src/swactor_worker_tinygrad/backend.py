@@ -11,9 +11,10 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
-from swactor_core.errors import ResourceError
+from swactor_core.errors import ResourceError, SwactorError
 from swactor_core.faults import RoleFailure
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.specs import DTypeFamily, ObjectKind, ObjectSpec, align_up
@@ -35,17 +36,24 @@ def create(settings: Mapping[str, object]) -> TinygradBackend:
     when compiler, tinygrad or device are not there."""
     wanted = environment.read_settings(settings)
     variables = environment.prepare(wanted)
+    if wanted.has_native_kernels and wanted.kernels != "graph":
+        return TinygradBackend(wanted, wanted.device_name, variables)
+    return TinygradBackend(wanted, _opened(wanted), variables)
+
+
+def _opened(wanted: environment.WorkerSettings) -> str:
+    """Imports tinygrad and opens its device, which native kernels do without; the device's canonical name."""
+    environment.require_tinygrad()
     from swactor_worker_tinygrad import internals
 
     try:
-        device = internals.open_device(wanted.device_name)
+        return internals.open_device(wanted.device_name)
     except Exception as error:  # a driver's own failure may be of any type
         said = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ResourceError(
             f"device {wanted.device!r} cannot be opened: {said}",
             hint=f"known devices are {', '.join(environment.KNOWN_DEVICES)}; CPU needs no more than clang",
         ) from error
-    return TinygradBackend(wanted, device, variables)
 
 
 class TinygradBackend:
@@ -59,6 +67,7 @@ class TinygradBackend:
         self.device, self.settings, self._variables = device, settings, variables
         self._bridge = TinygradBridge(device)
         self._roles: list[Any] = []
+        self._captures_apart = True
 
     @property
     def bridge(self) -> Any:
@@ -90,6 +99,30 @@ class TinygradBackend:
         should_abort: Callable[[], bool],
     ) -> Any:
         """See `WorkerBackend.configure`. Raises RoleError."""
+        return self._made(config, progress, should_abort, partial(self._warm, config))
+
+    def capture(self, config: StageConfig, progress: Callable[[int, int], None]) -> None:
+        """Captures the stage's graphs, for other processes to find them on the disk. Raises RoleError."""
+
+        def compiled(engine: Any, *_: Any) -> None:
+            self._choose_kernels(engine, lambda _: None, lambda: None)
+            steps = engine.compile_steps()
+            for done, step in enumerate(steps):
+                step()
+                progress(done + 1, len(steps))
+            engine.close()
+
+        self._captures_apart = False
+        self._made(config, lambda _: None, lambda: False, compiled)
+
+    def _made(
+        self,
+        config: StageConfig,
+        progress: Callable[[LoadProgress], None],
+        should_abort: Callable[[], bool],
+        finish: Callable[..., Any],
+    ) -> Any:
+        """What `finish(engine, tensors, files, progress, should_abort)` makes of the stage's engine."""
         from swactor_worker_tinygrad import weights
 
         parameters, tensors = check_model(config.manifest, config.max_context)
@@ -99,7 +132,13 @@ class TinygradBackend:
         try:
             files.open(tensors.all())
             engine = self._build(config, parameters, tensors, files, progress, should_abort)
-            return self._warm(config, tensors, engine, files, progress, should_abort)
+            if self._lacks_graphs(engine):
+                from swactor_worker_tinygrad.capturing import capture_apart
+
+                engine.close()
+                capture_apart(self.settings, config, progress=progress, should_abort=should_abort)
+                engine = self._build(config, parameters, tensors, files, progress, should_abort)
+            return finish(engine, tensors, files, progress, should_abort)
         except BaseException as error:
             if engine is not None:
                 engine.close()
@@ -107,6 +146,17 @@ class TinygradBackend:
             if isinstance(error, RoleError) or not isinstance(error, Exception):
                 raise
             raise _role_error(error) from error
+
+    def _lacks_graphs(self, engine: Any) -> bool:
+        """Whether graphs are to be captured first, in a process of its own. A search needs this one's."""
+        if engine.kernels != "graph" or not self._captures_apart or isinstance(self.settings.search, int):
+            return False
+        from swactor_worker_tinygrad.capturing import keeps_graphs
+
+        if self.settings.device_kind != "CPU" or not keeps_graphs():
+            return False
+        self._choose_kernels(engine, lambda _: None, lambda: None)
+        return not engine.kept
 
     def _build(
         self,
@@ -118,7 +168,6 @@ class TinygradBackend:
         should_abort: Callable[[], bool],
     ) -> Any:
         from swactor_worker_tinygrad import weights
-        from swactor_worker_tinygrad.graph_engine import GraphEngine
         from swactor_worker_tinygrad.native import TYPES
         from swactor_worker_tinygrad.native_engine import NativeEngine
         from swactor_worker_tinygrad.rope_tables import rope_tables
@@ -127,6 +176,8 @@ class TinygradBackend:
         single = (tensors.output_norm, tensors.head, tensors.head_bias)
         wanted += [ref for ref in single if ref is not None]
         native = self._computes_natively(config.manifest, tensors)
+        if not native:
+            _opened(self.settings)
         if native and tensors.embedding is not None and tensors.embedding not in wanted:
             wanted.append(tensors.embedding)
         bound = weights.bind_all(
@@ -155,7 +206,6 @@ class TinygradBackend:
         if native:
             return NativeEngine(
                 parameters,
-                device=self.device,
                 context=context,
                 chunk=chunk,
                 threads=self.settings.threads,
@@ -167,6 +217,8 @@ class TinygradBackend:
                 stored_rows=lambda ids: files.read_rows(tensors.embedding, ids),
                 rope=tables,
             )
+        from swactor_worker_tinygrad.graph_engine import GraphEngine
+
         return GraphEngine(
             parameters,
             device=self.device,
@@ -182,13 +234,12 @@ class TinygradBackend:
         """Whether the native kernels compute this model, by the setting and by what they can do: a property
         of the whole model, because engines differ in the last bits and every split must give the same tokens.
         Raises RoleError when they are asked for and cannot."""
-        from swactor_worker_tinygrad import internals
         from swactor_worker_tinygrad.native_engine import without_kernel
 
         if self.settings.kernels == "graph":
             return False
         kinds = {ref.ggml_type for ref in tensors.all() if len(ref.dims) > 1} | set(manifest.matrix_types)
-        if not internals.builds_native(self.device):
+        if not self.settings.has_native_kernels:
             lacking = f"on device {self.settings.device}"
         elif without_kernel(kinds):
             from gguf import GGMLQuantizationType
@@ -212,8 +263,8 @@ class TinygradBackend:
     def _warm(
         self,
         config: StageConfig,
-        tensors: StageTensors,
         engine: Any,
+        tensors: StageTensors,
         files: Any,
         progress: Callable[[LoadProgress], None],
         should_abort: Callable[[], bool],
@@ -354,4 +405,6 @@ def _role_error(error: Exception) -> RoleError:
             f"the device has not enough memory for this stage: {error}",
             hint="use more stages, a smaller max_tokens, or a smaller quantisation",
         )
+    if isinstance(error, SwactorError):
+        return RoleError(RoleFailure.BACKEND_ERROR, error.message, hint=error.hint)
     return RoleError(RoleFailure.BACKEND_ERROR, f"{type(error).__name__}: {error}")

@@ -7,30 +7,23 @@ and are complete when they return.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING
 
 from swactor_core.specs import ObjectSpec
-from tinygrad import Tensor
-from tinygrad.dtype import DType
 
-from swactor_worker_tinygrad import internals
+from swactor_worker_tinygrad import device_memory
+from swactor_worker_tinygrad.device_memory import Allocation
+
+if TYPE_CHECKING:
+    from tinygrad import Tensor
+    from tinygrad.dtype import DType
 
 
 class CopyEvent(Enum):
     """Every copy of this bridge is synchronous."""
 
     COMPLETE = "Complete"
-
-
-@dataclass(slots=True)
-class Allocation:
-    """`nbytes` of device memory in `buffer`; `view` is the same memory where the host can reach it."""
-
-    buffer: Any
-    nbytes: int
-    view: memoryview | None
 
 
 class TinygradBridge:
@@ -53,8 +46,7 @@ class TinygradBridge:
 
     def allocate(self, nbytes: int) -> Allocation:
         """Device memory that belongs to the caller. Raises MemoryError."""
-        buffer = internals.new_buffer(self.device, nbytes)
-        allocation = Allocation(buffer, nbytes, internals.bytes_view(buffer))
+        allocation = device_memory.allocate(self.device, nbytes)
         self._live[id(allocation)] = allocation
         return allocation
 
@@ -68,11 +60,9 @@ class TinygradBridge:
         """Copies all of `source` to the allocation from `device_offset` on. Raises OSError."""
         start, raw = device_offset, source.cast("B")
         self._check(allocation, start, len(raw))
-        if allocation.view is not None:
-            allocation.view[start : start + len(raw)] = raw
-        elif len(raw):
+        if len(raw):
             try:
-                internals.write_bytes(allocation.buffer, start, raw)
+                device_memory.write(allocation, start, raw)
             except (RuntimeError, TypeError) as error:
                 raise OSError(f"copy of {len(raw)} bytes to {self.device} failed: {error}") from error
         return CopyEvent.COMPLETE
@@ -81,11 +71,9 @@ class TinygradBridge:
         """Fills all of `target` from the allocation from `device_offset` on. Raises OSError."""
         start, raw = device_offset, target.cast("B")
         self._check(allocation, start, len(raw))
-        if allocation.view is not None:
-            raw[:] = allocation.view[start : start + len(raw)]
-        elif len(raw):
+        if len(raw):
             try:
-                internals.read_bytes(allocation.buffer, start, raw)
+                device_memory.read(allocation, start, raw)
             except (RuntimeError, TypeError) as error:
                 raise OSError(f"copy of {len(raw)} bytes from {self.device} failed: {error}") from error
         return CopyEvent.COMPLETE
@@ -95,6 +83,11 @@ class TinygradBridge:
 
     def wrap(self, allocation: Allocation, shape: tuple[int, ...], dtype: DType) -> Tensor:
         """The allocation's bytes as a tensor, without a copy (the spec's wrap_for_tinygrad)."""
+        from swactor_worker_tinygrad import internals
+
+        if device_memory.on_host(self.device):
+            address = allocation.buffer.address
+            return internals.tensor_in_memory(address, allocation.nbytes, shape, dtype, device=self.device)
         return internals.tensor_of(allocation.buffer, shape, dtype)
 
     def close(self) -> None:

@@ -7,13 +7,11 @@ here has to be settled before its first import, because tinygrad reads the envir
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import os
 import platform
 import shutil
 import stat
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,6 +46,9 @@ PROBE_SECONDS = 10.0
 MOST_THREADS = 256
 SEARCHES = ("found", "off")  # the first is the default
 WIDEST_SEARCH = 16
+
+# device and compiler that this process was prepared for: one device a process, and one folder of kernels
+_prepared: list[tuple[str, str]] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,13 @@ class WorkerSettings:
     def selection(self) -> str:
         """The value of DEV: the kind, with its renderer if there is one."""
         return self.device_kind if _indexed(self.device) else self.device
+
+    @property
+    def has_native_kernels(self) -> bool:
+        """Whether the device runs machine code built from C: the CPU with tinygrad's Clang renderer, which it
+        has unless another is named."""
+        renderer = self.device.split(":")[1] if ":" in self.device else ""
+        return self.device_kind == "CPU" and (renderer.upper() in ("", "CLANG") or renderer.isdigit())
 
 
 def _indexed(device: str) -> bool:
@@ -219,9 +227,11 @@ def _is_clang(compiler: str) -> bool:
 
 def require_tinygrad() -> None:
     """Raises ResourceError unless exactly the tinygrad that this package is written for is installed."""
+    from importlib import metadata
+
     try:
-        found = importlib.metadata.version("tinygrad")
-    except importlib.metadata.PackageNotFoundError:
+        found = metadata.version("tinygrad")
+    except metadata.PackageNotFoundError:
         found = "none"
     if found != TINYGRAD_VERSION:
         raise ResourceError(
@@ -283,22 +293,22 @@ def prepare(settings: WorkerSettings) -> dict[str, str]:
     nothing here multiplies matrices with it.
 
     No pool of compiler processes (every stage of a host would start one), no split of CPU kernels into parts
-    that run one after another anyway. Raises ResourceError for a missing compiler or a wrong tinygrad.
+    that run one after another anyway. Raises ResourceError for a missing compiler.
     """
-    require_tinygrad()
     wanted = {"DEV": settings.selection, "PARALLEL": "0", "NUM_CPU_THREADS": "1"}
     compiler = ""
     if settings.device_kind == "CPU":
         compiler = find_compiler(settings.cc)
         wanted["CC"] = compiler
-    loaded = sys.modules.get("tinygrad.helpers")
-    if loaded is None:
-        wanted["CACHEDB"] = str(cache_folder(compiler) / "kernels.db")
-    elif os.environ.get("DEV") != settings.selection:
+    if _prepared and _prepared[0][0] != settings.selection:
         raise ResourceError(
-            f"tinygrad was already started in this process with DEV={os.environ.get('DEV')!r}",
+            f"tinygrad was already started in this process with DEV={_prepared[0][0]!r}",
             hint="one process serves one device",
         )
+    if _prepared == [(settings.selection, compiler)] and "CACHEDB" in os.environ:
+        wanted["CACHEDB"] = os.environ["CACHEDB"]
+    else:
+        wanted["CACHEDB"] = str(cache_folder(compiler) / "kernels.db")
     # tinygrad asserts on its old switches (CPU=1) and cannot read an empty value
     for name, value in list(os.environ.items()):
         if name in KNOWN_DEVICES or (value == "" and name in _READ_AS_NUMBERS):
@@ -306,4 +316,5 @@ def prepare(settings: WorkerSettings) -> dict[str, str]:
     os.environ.setdefault("PATH", os.defpath)  # which tinygrad reads and takes to be set
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.update(wanted)
+    _prepared[:] = [(settings.selection, compiler)]
     return wanted

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from tinygrad import Tensor, dtypes
 from tinygrad.uop.ops import UOp
 
 from swactor_worker_tinygrad import internals
+from swactor_worker_tinygrad.device_memory import Allocation, of_buffer
 from swactor_worker_tinygrad.families import Activation, Pairs
 from swactor_worker_tinygrad.kernel_search import Found, KernelSearch
 from swactor_worker_tinygrad.parameters import ModelParameters
@@ -191,6 +191,16 @@ def _key_of(parameters: ModelParameters) -> str:
     return f"{code.hexdigest()} {parameters.family.architecture} {facts!r}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What one graph is captured from; graphs of the same `key` are one, over other inputs."""
+
+    function: Callable[..., None]
+    inputs: list[Tensor]
+    variables: dict[str, UOp]
+    key: str
+
+
 class GraphEngine:
     """Blocks, KV cache and head of one stage on one device.
 
@@ -220,6 +230,7 @@ class GraphEngine:
         self.parameters, self.device, self.context, self.chunk = parameters, device, context, chunk
         self._blocks, self._ends = blocks, ends
         self._lookup = lookup
+        self._named = _key_of(parameters)
         single = {id(table): table for tables in rope for table in tables}
         copies = {key: self._constant(table) for key, table in single.items()}
         self._tables = [[copies[id(table)] for table in tables] for tables in rope]
@@ -240,7 +251,7 @@ class GraphEngine:
         self._head: internals.Launches | None = None
         if ends is not None:
             self._logits = self._zeros((1, parameters.vocab_size))
-            self.logits = internals.buffer_of(self._logits)
+            self.logits = of_buffer(internals.buffer_of(self._logits))
 
     def _zeros(self, shape: tuple[int, ...]) -> Tensor:
         return self._constant(np.zeros(shape, np.float32))
@@ -254,40 +265,61 @@ class GraphEngine:
         """What `step` and `project` need compiled, in parts that may be reported and interrupted between."""
         self._chains.clear()
         self._choices.clear()
-        kinds: dict[tuple[Any, ...], internals.Graph] = {}
-        p = self.parameters
-        named = _key_of(p)
+        captured: dict[str, internals.Graph] = {}
+
+        def made(wanted: _Wanted) -> internals.Launches:
+            if wanted.key not in captured:
+                captured[wanted.key] = self._captured(wanted)
+            return captured[wanted.key].bind(wanted.inputs)
 
         def link(width: int, index: int) -> None:
-            weights, tables = self._blocks[index], len(self._tables[index])
-            window = p.window_of(p.layer_start + index)
-            kind = (width, window, *((name, w.ggml_type, w.shape) for name, w in weights.items()))
-            inputs = self._block_inputs(width, index)
-            if kind not in kinds:
-                variable = internals.position_variable(POSITION, self.context - width)
-                function = block_function(p, width, weights, window=window, tables=tables)
-                key = f"block {width} {kind!r} {named}"
-                kinds[kind] = self._captured(function, inputs, {POSITION: variable}, key)
-            self._chains.setdefault(width, []).append(kinds[kind].bind(inputs))
+            self._chains.setdefault(width, []).append(made(self._block(width, index)))
 
         def head() -> None:
-            assert self._ends is not None
-            x = self._rows[1][len(self._blocks) % 2]
-            inputs = [x, self._logits, *(w.blob for w in self._ends.weights())]
-            kind = [(w.ggml_type, w.shape) for w in self._ends.weights()]
-            key = f"head {kind!r} {named}"
-            function = head_function(p, self._ends)
-            self._head = self._captured(function, inputs, {}, key).bind(inputs)
+            self._head = made(self._projection())
 
         parts: list[Callable[[], None]] = [
             partial(link, width, index) for width in self.widths for index in range(len(self._blocks))
         ]
         return parts if self._ends is None else [*parts, head]
 
-    def _captured(
-        self, function: Callable[..., None], inputs: list[Tensor], variables: dict[str, UOp], key: str
-    ) -> internals.Graph:
-        graph = internals.Graph(function, inputs, variables, key=key, search=self.search)
+    @property
+    def kept(self) -> bool:
+        """Whether an earlier process has captured all that `compile_steps` needs."""
+        blocks = [self._block(width, index) for width in self.widths for index in range(len(self._blocks))]
+        wanted = {each.key: each for each in blocks}
+        if self._ends is not None:
+            head = self._projection()
+            wanted[head.key] = head
+        return all(
+            internals.is_kept(each.inputs, each.variables, key=each.key, search=self.search)
+            for each in wanted.values()
+        )
+
+    def _block(self, width: int, index: int) -> _Wanted:
+        p, weights, tables = self.parameters, self._blocks[index], len(self._tables[index])
+        window = p.window_of(p.layer_start + index)
+        kind = (width, window, *((name, w.ggml_type, w.shape) for name, w in weights.items()))
+        return _Wanted(
+            block_function(p, width, weights, window=window, tables=tables),
+            self._block_inputs(width, index),
+            {POSITION: internals.position_variable(POSITION, self.context - width)},
+            f"block {width} {kind!r} {self._named}",
+        )
+
+    def _projection(self) -> _Wanted:
+        assert self._ends is not None
+        x = self._rows[1][len(self._blocks) % 2]
+        weights = self._ends.weights()
+        kind = [(w.ggml_type, w.shape) for w in weights]
+        inputs = [x, self._logits, *(w.blob for w in weights)]
+        key = f"head {kind!r} {self._named}"
+        return _Wanted(head_function(self.parameters, self._ends), inputs, {}, key)
+
+    def _captured(self, wanted: _Wanted) -> internals.Graph:
+        graph = internals.Graph(
+            wanted.function, wanted.inputs, wanted.variables, key=wanted.key, search=self.search
+        )
         self._choices.update(graph.choices)
         return graph
 
@@ -322,18 +354,24 @@ class GraphEngine:
         """Row counts to run once before the first real step (the capture was the run before)."""
         return self.widths
 
-    def input(self, count: int) -> internals.Buffer:
+    def input(self, count: int) -> Allocation:
         """The (count, hidden) f32 rows that `step` reads."""
+        return of_buffer(self._input(count))
+
+    def output(self, count: int) -> Allocation:
+        """The (count, hidden) f32 rows that `step` has written."""
+        return of_buffer(self._output(count))
+
+    def _input(self, count: int) -> internals.Buffer:
         return internals.buffer_of(self._rows[self._width(count)][0])
 
-    def output(self, count: int) -> internals.Buffer:
-        """The (count, hidden) f32 rows that `step` has written."""
+    def _output(self, count: int) -> internals.Buffer:
         return internals.buffer_of(self._rows[self._width(count)][len(self._blocks) % 2])
 
     def embed(self, ids: NDArray[np.uint32]) -> None:
         """Rows of the embedding for `ids` into `input(len(ids))`."""
         rows = np.ascontiguousarray(self._lookup(ids)) * np.float32(self.parameters.embedding_scale)
-        internals.write_bytes(self.input(len(ids)), 0, rows.reshape(-1).view(np.uint8).data)
+        internals.write_bytes(self._input(len(ids)), 0, rows.reshape(-1).view(np.uint8).data)
 
     def step(self, count: int, position: int) -> None:
         """Runs all blocks over `count` rows, at rows [position, position + count) of the cache."""
@@ -341,7 +379,7 @@ class GraphEngine:
         if count < width:
             # masked by position, but a stale NaN would not be: 0 * NaN is NaN
             padding = np.zeros((width - count) * row_bytes, np.uint8)
-            internals.write_bytes(self.input(count), count * row_bytes, padding.data)
+            internals.write_bytes(self._input(count), count * row_bytes, padding.data)
         values = {POSITION: position}
         for launches in self._chains[width]:
             launches.run(values)
@@ -351,7 +389,7 @@ class GraphEngine:
         assert self._head is not None
         if count > 1:
             row_bytes = self.parameters.hidden_dim * 4
-            source, target = self.output(count), self.output(1)
+            source, target = self._output(count), self._output(1)
             internals.copy_within_device(target, 0, source, (count - 1) * row_bytes, row_bytes)
         self._head.run({})
 
@@ -362,12 +400,12 @@ class GraphEngine:
         shape = self.chunk, self.parameters.hidden_dim
         rows = np.random.default_rng(0).standard_normal(shape, np.float32)
         for width in self.widths:
-            internals.write_bytes(self.input(width), 0, rows[:width].reshape(-1).view(np.uint8).data)
+            internals.write_bytes(self._input(width), 0, rows[:width].reshape(-1).view(np.uint8).data)
             self.step(width, 0)
-            made.append(self._read(self.output(width), width * shape[1]))
+            made.append(self._read(self._output(width), width * shape[1]))
         if self._ends is not None:
             self.project(1)
-            made.append(self._read(self.logits, self.parameters.vocab_size))
+            made.append(self._read(internals.buffer_of(self._logits), self.parameters.vocab_size))
         return made
 
     def _read(self, buffer: internals.Buffer, elements: int) -> NDArray[np.float32]:
@@ -376,7 +414,9 @@ class GraphEngine:
         return values
 
     def close(self) -> None:
+        """Frees weights' copies, cache and activations. Idempotent."""
         self._chains.clear()
         self._head = None
         self._blocks, self._caches, self._tables, self._ends = [], [], [], None
         self._rows.clear()
+        internals.release_unused(self.device)

@@ -12,14 +12,12 @@ import contextlib
 import ctypes
 import errno
 import hashlib
-import mmap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from tinygrad import Device, Tensor, TinyJit, dtypes, helpers
 from tinygrad.codegen import to_program_cache
 from tinygrad.device import Buffer, TinyELF
@@ -27,10 +25,12 @@ from tinygrad.dtype import DType
 from tinygrad.engine.realize import resolve_params, run_linear, runtime_cache
 from tinygrad.helpers import ContextVar, diskcache_get, diskcache_put
 from tinygrad.llm.gguf import _GGML_NATIVE, _GGML_QUANT, ggml_data_to_tensor
+from tinygrad.runtime.support.elf import jit_loader
 from tinygrad.schedule import indexing, schedule_cache
 from tinygrad.uop import divandmod
 from tinygrad.uop.ops import Ops, UOp
 
+from swactor_worker_tinygrad.environment import require_tinygrad
 from swactor_worker_tinygrad.kernel_search import Found, KernelSearch
 
 UINT8, UINT32, FLOAT32 = dtypes.uint8, dtypes.uint32, dtypes.float32
@@ -46,27 +46,28 @@ __all__ = [
     "NativeFunction",
     "address_of",
     "buffer_of",
-    "builds_native",
     "bytes_view",
     "copy_within_device",
     "cpu_compiler",
     "dequantise",
     "forget_captures",
     "graph_types",
-    "large_memory",
+    "is_kept",
     "new_buffer",
     "open_device",
     "position_variable",
     "read_bytes",
     "release_unused",
-    "tensor_at_address",
+    "tensor_in_memory",
     "tensor_of",
     "write_bytes",
 ]
 
 
 def open_device(name: str) -> str:
-    """Opens the device and returns its canonical name; whatever its driver raises goes through."""
+    """Opens the device and returns its canonical name; whatever its driver raises goes through. Raises
+    ResourceError for another tinygrad than this is written for."""
+    require_tinygrad()
     if name.partition(":")[0] != "CPU":
         return str(Device[name].device)
     with _own_programs_from_disk():
@@ -139,35 +140,32 @@ def release_unused(device: str) -> None:
         allocator.free_cache()
 
 
-def large_memory(nbytes: int) -> NDArray[np.uint8]:
-    """Zeroed host memory in large pages where the system has them. Raises MemoryError."""
-    try:
-        room = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise MemoryError(f"{nbytes} bytes cannot be had on the host") from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
-            room.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(room, np.uint8)
-
-
 def tensor_of(buffer: Buffer, shape: tuple[int, ...], dtype: DType, byte_offset: int = 0) -> Tensor:
     """A tensor over part of a buffer, without a copy; writing to one writes to the other."""
-    count = int(np.prod(shape, dtype=np.int64))
-    if byte_offset + count * dtype.itemsize > buffer.nbytes:
-        raise ValueError(f"{shape} of {dtype} at byte {byte_offset} does not fit {buffer.nbytes} bytes")
+    count = _count_within(buffer.nbytes, shape, dtype, byte_offset)
     view = buffer.view(count, dtype, byte_offset).ensure_allocated()
     return Tensor(UOp.from_buffer(view)).reshape(shape)
+
+
+def tensor_in_memory(
+    address: int, nbytes: int, shape: tuple[int, ...], dtype: DType, *, device: str
+) -> Tensor:
+    """A tensor over `nbytes` of host memory that the caller keeps alive, as `tensor_of` is one over a buffer;
+    only where kernels run on host memory."""
+    _count_within(nbytes, shape, dtype, 0)
+    return Tensor.from_blob(address, shape, dtype=dtype, device=device)
+
+
+def _count_within(nbytes: int, shape: tuple[int, ...], dtype: DType, byte_offset: int) -> int:
+    count = int(np.prod(shape, dtype=np.int64))
+    if byte_offset + count * dtype.itemsize > nbytes:
+        raise ValueError(f"{shape} of {dtype} at byte {byte_offset} does not fit {nbytes} bytes")
+    return count
 
 
 def buffer_of(tensor: Tensor) -> Buffer:
     """The allocated buffer of a realized tensor."""
     return tensor.uop.base.buffer.ensure_allocated()
-
-
-def tensor_at_address(address: int, nbytes: int, device: str) -> Tensor:
-    """A uint8 tensor over host memory that the caller keeps alive; only where kernels run on host memory."""
-    return Tensor.from_blob(address, (nbytes,), dtype=dtypes.uint8, device=device)
 
 
 def address_of(buffer: Buffer) -> int:
@@ -229,19 +227,26 @@ def cpu_compiler() -> Any:
 
 class NativeFunction:
     """A C source with one function, built by the CPU device's compiler (and its cache) and loaded by its
-    runtime. `function` takes ctypes words; `address` is where the code begins, valid while this lives."""
+    runtime. `function` takes ctypes words; `address` is where the code begins, valid while this lives.
+    `image` is the code as it may lie at the beginning of any page, in any process; None where it cannot."""
 
     def __init__(self, source: str, name: str) -> None:
+        open_device("CPU")
         device = Device["CPU"]
-        program = TinyELF(cpu_compiler().compile_cached(source), name, device.renderer.target, ())
-        self._program = device.runtime(program)
+        code = cpu_compiler().compile_cached(source)
+        self._program = device.runtime(TinyELF(code, name, device.renderer.target, ()))
         self.function = self._program.fxn
         self.address = int(self._program.addr)
+        self.image = _portable(code)
 
 
-def builds_native(device: str) -> bool:
-    """Whether the device runs machine code built from C: the CPU device with its Clang renderer."""
-    return device.partition(":")[0] == "CPU" and type(Device[device].renderer).__name__ == "ClangRenderer"
+def _portable(code: bytes) -> bytes | None:
+    """An object file's code, if it calls nothing outside of itself and does not depend on where it lies."""
+    try:
+        here, elsewhere = (jit_loader(code, base=base, link_libs=[]) for base in (0, 1 << 16))
+    except RuntimeError:  # a symbol that others define
+        return None
+    return here if here == elsewhere else None
 
 
 # Captured graphs.
@@ -339,10 +344,9 @@ class Graph:
         self._linear: UOp | None = None
         self._recipe: _Recipe | None = None
         self._search = search
-        kept = _kept_under(key + ", searched" * bool(search), inputs, variables) if key and direct else ""
+        kept = _kept_under(key, inputs, variables, search) if key and direct else ""
         if kept:
-            found = diskcache_get(_RECIPES, kept)
-            self._recipe = found if isinstance(found, _Recipe) and self._current(found) else None
+            self._recipe = _found(kept, search)
         #: whether tinygrad had to capture, rather than read what an earlier process had captured
         self.captured = self._recipe is None
         if self._recipe is not None:
@@ -350,9 +354,6 @@ class Graph:
         else:
             self._capture(function, inputs, variables, kept=kept, direct=direct)
         self._programs = [] if self._recipe is None else [_load(code) for code, _ in self._recipe.programs]
-
-    def _current(self, recipe: _Recipe) -> bool:
-        return self._search is None or self._search.holds(dict(recipe.choices))
 
     def _capture(
         self,
@@ -415,6 +416,20 @@ class Graph:
 _RECIPES = "swactor_graph"
 
 
+def is_kept(
+    inputs: Sequence[Tensor], variables: dict[str, UOp], *, key: str, search: KernelSearch | None = None
+) -> bool:
+    """Whether a `Graph` of these would find itself captured."""
+    return _found(_kept_under(key, inputs, variables, search), search) is not None
+
+
+def _found(kept: str, search: KernelSearch | None) -> _Recipe | None:
+    found = diskcache_get(_RECIPES, kept)
+    if not isinstance(found, _Recipe):
+        return None
+    return found if search is None or search.holds(dict(found.choices)) else None
+
+
 def forget_captures() -> None:
     """Empties tinygrad's caches of graphs, schedules and generated programs, which hold tens of MiB and never
     let go: a recipe needs none of them. What is captured again is made again, but not compiled again."""
@@ -428,12 +443,15 @@ def _load(code: TinyELF) -> Any:
     return Device["CPU"].runtime(code)
 
 
-def _kept_under(key: str, inputs: Sequence[Tensor], variables: dict[str, UOp]) -> str:
+def _kept_under(
+    key: str, inputs: Sequence[Tensor], variables: dict[str, UOp], search: KernelSearch | None
+) -> str:
     """The name on disk of a graph over such inputs: `key`, and what tinygrad's code generation depends on."""
     switches = sorted((v.key, repr(v.value)) for v in vars(helpers).values() if isinstance(v, ContextVar))
     shapes = [(tensor.shape, str(tensor.dtype), buffer_of(tensor).nbytes) for tensor in inputs]
     bounds = [(name, v.vmin, v.vmax) for name, v in variables.items()]
     target = Device["CPU"].renderer.target
+    key += ", searched" * bool(search)
     text = repr((key, switches, shapes, bounds, {t.device for t in inputs}, target))
     return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 

@@ -16,20 +16,15 @@ from swactor_core.spi.provider import WorkerMemory
 from swactor_worker_tinygrad.environment import WorkerSettings, read_settings
 from swactor_worker_tinygrad.parameters import ModelParameters
 from swactor_worker_tinygrad.stage_tensors import StageTensors, check_model
-from swactor_worker_tinygrad.tensor_types import BLOCKS, F32, GRAPH_TYPES, NATIVE_TYPES, PACKED_TYPES
+from swactor_worker_tinygrad.tensor_types import GRAPH_TYPES, NATIVE_TYPES, PACKED_TYPES
 
 LANES = 16  # rows that are packed side by side
 _MIB = 1 << 20
-# Interpreter, libraries and opened device; what configuring adds to them. Measured, the same for every model.
-PROCESS = 66 * _MIB
-CONFIGURED = 5 * _MIB
-# What capturing a graph leaves behind in Python's heap, which a later start of the same graphs does not: the
-# most that any of the model's types takes, because caches are emptied after each. A graph unpacks its
-# weights, and k-quants take most operations for that.
-CAPTURED = 17 * _MIB
-CAPTURED_BLOCKS = 25 * _MIB
-CAPTURED_SUPERBLOCKS = 47 * _MIB
-_SUPERBLOCK = 256  # values
+# Interpreter, libraries, and what configuring adds to them: measured, the same for every model and in a first
+# start, whose kernels are built and whose graphs are captured in processes of their own.
+PROCESS = 46 * _MIB
+# tinygrad with its device, which native kernels do without
+TINYGRAD = 26 * _MIB
 _KEPT_IN_FILE = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 
 
@@ -65,7 +60,7 @@ def model_memory(
         head=head,
         shared=copies(table) if tensors.head == tensors.embedding else 0,
         scratch=scratch,
-        process=_process(wanted, tensors, native=native),
+        process=_process(wanted, native=native),
     )
 
 
@@ -79,18 +74,11 @@ def _native(wanted: WorkerSettings, manifest: StageManifest, tensors: StageTenso
     )
 
 
-def _process(wanted: WorkerSettings, tensors: StageTensors, *, native: bool) -> int:
+def _process(wanted: WorkerSettings, *, native: bool) -> int:
     """Where the device has a memory of its own, the process lies in another."""
     if wanted.device_kind != "CPU":
         return 0
-    if native:
-        return PROCESS + CONFIGURED
-    refs = [ref for block in tensors.blocks for ref in block.values() if len(ref.dims) > 1]
-    values = {BLOCKS[ref.ggml_type if ref.ggml_type in GRAPH_TYPES else F32][0] for ref in refs}
-    captured = CAPTURED_BLOCKS if max(values) > 1 else CAPTURED
-    if _SUPERBLOCK in values:
-        captured = CAPTURED_SUPERBLOCKS
-    return PROCESS + CONFIGURED + captured
+    return PROCESS if native else PROCESS + TINYGRAD
 
 
 def _elements(ref: TensorRef) -> int:

@@ -1,4 +1,4 @@
-"""Hand-written CPU kernels (`native/*.c`): built by tinygrad's compiler, loaded by its runtime, run as lists.
+"""Hand-written CPU kernels (`native/*.c`): built by tinygrad's compiler, run as lists.
 
 Knows C sources, argument words and the team of threads that runs a list. Must not know models. tinygrad's own
 CPU kernels unpack quantised weights value by value; these read whole blocks into vector registers, which is
@@ -16,7 +16,8 @@ from importlib.resources import files
 import numpy as np
 from numpy.typing import NDArray
 
-from swactor_worker_tinygrad import internals
+from swactor_worker_tinygrad.building import Builder
+from swactor_worker_tinygrad.machine_code import NativeFunction
 
 ENTRY_WORDS = 20
 # ggml type -> the macro of its block in `native/types.h`
@@ -108,23 +109,28 @@ class Kernels:
     """Built kernels by name and type, each built once. Raises what the compiler raises."""
 
     def __init__(self) -> None:
-        self._built: dict[tuple[str, int | None], internals.NativeFunction] = {}
+        self._built: dict[tuple[str, int | None], NativeFunction] = {}
+        self._builder = Builder()
 
     def address(self, kernel: str, ggml_type: int | None = None) -> int:
         """Where the kernel's code begins."""
         return self.function(kernel, ggml_type).address
 
-    def function(self, kernel: str, ggml_type: int | None = None) -> internals.NativeFunction:
+    def function(self, kernel: str, ggml_type: int | None = None) -> NativeFunction:
         key = kernel, ggml_type
         if key not in self._built:
-            self._built[key] = internals.NativeFunction(source(kernel, ggml_type), "kernel")
+            self._built[key] = NativeFunction(source(kernel, ggml_type), self._builder)
         return self._built[key]
+
+    def close(self) -> None:
+        """No more kernels are built for now: the process that builds them ends. Idempotent."""
+        self._builder.close()
 
 
 class Team:
     """`threads` threads that run a list of kernels together; the caller is the first of them.
 
-    The others only wait for work and run machine code: every tinygrad call stays on the caller's thread.
+    The others only wait for work and run machine code: every other call stays on the caller's thread.
     """
 
     def __init__(self, kernels: Kernels, threads: int) -> None:

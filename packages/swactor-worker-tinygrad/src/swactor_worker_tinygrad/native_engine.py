@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from swactor_core.specs import CACHE_LINE, align_up
 
-from swactor_worker_tinygrad import internals
+from swactor_worker_tinygrad.device_memory import Allocation, HostMemory, large_memory
 from swactor_worker_tinygrad.families import Activation, Pairs
 from swactor_worker_tinygrad.native import (
     LANE_TYPES,
@@ -69,7 +69,6 @@ class NativeEngine:
         self,
         parameters: ModelParameters,
         *,
-        device: str,
         context: int,
         chunk: int,
         threads: int,
@@ -94,10 +93,9 @@ class NativeEngine:
         self.packing, self.fast = packing, fast
         self.parameters, self.threads = parameters, threads
         self._context = align_up(context, LANES)
-        self._device = device
         self._blocks, self._ends, self._embedding = blocks, ends, embedding
         self._stored_rows = stored_rows
-        self._buffers: list[internals.Buffer] = []
+        self._memory: list[HostMemory] = []
         self._kept: list[NDArray[np.float32]] = []
         self._kernels = Kernels()
         self._team: Team | None = None
@@ -114,7 +112,9 @@ class NativeEngine:
             for _ in blocks
         ]
         self._chunk = chunk
-        self._rows = self._buffer(chunk * p.hidden_dim)
+        rows = self._allocation(chunk * p.hidden_dim)
+        self._x = rows.address
+        self._rows = Allocation(rows, len(rows.view), rows.view)
         self._h = self._room(chunk * p.hidden_dim)
         self._q = self._room(chunk * p.query_width)
         self._k = self._room(chunk * p.key_width)
@@ -138,18 +138,18 @@ class NativeEngine:
         self._lists: dict[int, KernelList] = {}
         self._heads: dict[int, KernelList] = {}
         if ends is not None:
-            self.logits = self._buffer(p.vocab_size)
+            logits = self._allocation(p.vocab_size)
+            self.logits = Allocation(logits, len(logits.view), logits.view)
 
     # Memory.
 
-    def _buffer(self, words: int) -> internals.Buffer:
-        buffer = internals.new_buffer(self._device, words * 4)
-        self._buffers.append(buffer)
-        return buffer
-
     def _room(self, words: int) -> int:
         """The address of `words` f32 words that live as long as the engine."""
-        return internals.address_of(self._buffer(words))
+        return self._allocation(words).address
+
+    def _allocation(self, words: int) -> HostMemory:
+        self._memory.append(HostMemory(words * 4))
+        return self._memory[-1]
 
     def _constant(self, data: NDArray[np.float32]) -> int:
         data = np.ascontiguousarray(data, np.float32)
@@ -222,13 +222,14 @@ class NativeEngine:
 
     def _start(self, packed: list[Weight]) -> None:
         """Starts the threads and takes the memory that packed matrices will lie in."""
+        self._kernels.close()
         self._team = Team(self._kernels, self.threads)
         places, total = {}, 0
         for weight in packed:
             places[weight.name] = total
             total += align_up(_packed_bytes(weight), CACHE_LINE)
         if total:
-            self._packed_room = internals.large_memory(total + CACHE_LINE)
+            self._packed_room = large_memory(total + CACHE_LINE)
             start = self._packed_room.ctypes.data
             start += -start % CACHE_LINE
             self._packed = {name: start + place for name, place in places.items()}
@@ -300,7 +301,7 @@ class NativeEngine:
 
     def _added(self, x: int, weights: BlockWeights, name: str, rows: int, norm: str) -> list[Entry]:
         """The residual rows plus a product, which is normalised first where the family does that."""
-        rest = internals.address_of(self._rows)
+        rest = self._x
         rounded = self._round(x, rows, weights[name + ".weight"])
         if not self.parameters.family.post_norms:
             return [*rounded, self._linear(rest, x, weights, name, rows, residual=rest)]
@@ -309,7 +310,7 @@ class NativeEngine:
 
     def _block(self, rows: int, index: int) -> list[Entry]:
         weights = self._blocks[index]
-        x = internals.address_of(self._rows)
+        x = self._x
         return [
             self._norm(self._h, x, weights["attn_norm.weight"], rows),
             *self._attention(rows, index),
@@ -360,7 +361,7 @@ class NativeEngine:
 
     def _mixture(self, rows: int, weights: BlockWeights) -> list[Entry]:
         """As `_feed_forward`, with the experts that each row chooses."""
-        p, x = self.parameters, internals.address_of(self._rows)
+        p, x = self.parameters, self._x
         slots = rows * p.experts_used
 
         def experts(out: int, given: int, name: str, *last: int) -> Entry:
@@ -408,11 +409,11 @@ class NativeEngine:
         """Row counts to run once before the first real step: one row touches all that a step needs."""
         return (1,)
 
-    def input(self, count: int) -> internals.Buffer:
+    def input(self, count: int) -> Allocation:
         """The (count, hidden) f32 rows that `step` reads."""
         return self._rows
 
-    def output(self, count: int) -> internals.Buffer:
+    def output(self, count: int) -> Allocation:
         """The (count, hidden) f32 rows that `step` has written."""
         return self._rows
 
@@ -426,7 +427,7 @@ class NativeEngine:
             rows = self._stored_rows(ids)
             table, ids = rows.ctypes.data, np.arange(len(ids), dtype=np.uint32)
         kernel = self._kernels.address("rows", self._embedding.ggml_type)
-        out, columns = internals.address_of(self._rows), self.parameters.hidden_dim
+        out, columns = self._x, self.parameters.hidden_dim
         scale = self.parameters.embedding_scale
         words = [out, table, ids.ctypes.data, len(ids), columns, float_bits(scale) if scale != 1.0 else 0]
         self._team.run(self._team.prepare([[kernel, 1, *words]]))
@@ -443,8 +444,8 @@ class NativeEngine:
         assert self._ends is not None
         if count not in self._heads:
             ends, p = self._ends, self.parameters
-            x = internals.address_of(self._rows) + (count - 1) * self.parameters.hidden_dim * 4
-            logits = internals.address_of(self.logits)
+            x = self._x + (count - 1) * self.parameters.hidden_dim * 4
+            logits = self.logits.buffer.address
             entries = [
                 self._norm(self._h, x, ends.norm, 1),
                 *self._round(self._h, 1, ends.head),
@@ -459,13 +460,14 @@ class NativeEngine:
 
     def close(self) -> None:
         """Ends the threads and frees cache and working memory. Idempotent."""
+        self._kernels.close()
         if self._team is not None:
             self._team.close()
             self._team = None
         self._lists.clear()
         self._heads.clear()
         self._blocks, self._ends, self._embedding = [], None, None
-        self._buffers.clear()
+        self._memory.clear()
         self._kept.clear()
         self._packed.clear()
         self._laid_out.clear()

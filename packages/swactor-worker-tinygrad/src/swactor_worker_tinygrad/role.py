@@ -16,8 +16,9 @@ from swactor_core.faults import StepFailure
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.spi.worker import StageConfig, StepError, StepInput
 
-from swactor_worker_tinygrad import internals
-from swactor_worker_tinygrad.bridge import Allocation, TinygradBridge
+from swactor_worker_tinygrad import device_memory
+from swactor_worker_tinygrad.bridge import TinygradBridge
+from swactor_worker_tinygrad.device_memory import Allocation
 from swactor_worker_tinygrad.sampling import Sampler
 from swactor_worker_tinygrad.weights import WeightFiles
 
@@ -27,7 +28,7 @@ TOKEN_BYTES = 4
 class Engine(Protocol):
     """What computes a stage's blocks over a few rows at a time; see `graph_engine.GraphEngine`."""
 
-    logits: internals.Buffer
+    logits: Allocation
     #: whose kernels these are
     kernels: str
 
@@ -35,8 +36,8 @@ class Engine(Protocol):
     def numerics(self) -> dict[str, str]: ...
 
     def count(self, remaining: int) -> int: ...
-    def input(self, count: int) -> internals.Buffer: ...
-    def output(self, count: int) -> internals.Buffer: ...
+    def input(self, count: int) -> Allocation: ...
+    def output(self, count: int) -> Allocation: ...
     def embed(self, ids: NDArray[np.uint32]) -> None: ...
     def step(self, count: int, position: int) -> None: ...
     def project(self, count: int) -> None: ...
@@ -124,12 +125,11 @@ class ModelStage:
             if ids is not None:
                 engine.embed(ids[done : done + count])
             else:
-                source, start = step.allocation.buffer, done * row_bytes
-                internals.copy_within_device(engine.input(count), 0, source, start, count * row_bytes)
+                start = done * row_bytes
+                device_memory.copy(engine.input(count), 0, step.allocation, start, count * row_bytes)
             engine.step(count, step.position + done)
             if output is not None:
-                source = engine.output(count)
-                internals.copy_within_device(output.buffer, done * row_bytes, source, 0, count * row_bytes)
+                device_memory.copy(output, done * row_bytes, engine.output(count), 0, count * row_bytes)
             done += count
         self._filled = step.position + rows
         computed = time.perf_counter()
@@ -154,7 +154,7 @@ class ModelStage:
 
     def _produce_token(self) -> tuple[Allocation, int]:
         raw = bytearray(self._manifest.vocab_size * 4)
-        internals.read_bytes(self.engine.logits, 0, memoryview(raw))
+        device_memory.read(self.engine.logits, 0, memoryview(raw))
         if self._config.token_output_policy is TokenOutputPolicy.LOGITS:
             output = self._output_of(len(raw))
             self._bridge.host_to_device(memoryview(raw), output, 0)
@@ -183,4 +183,3 @@ class ModelStage:
             self._output = None
         self.engine.close()
         self._files.close()
-        internals.release_unused(self._bridge.device)

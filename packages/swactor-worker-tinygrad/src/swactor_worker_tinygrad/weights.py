@@ -13,16 +13,19 @@ import os
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from swactor_core.faults import RoleFailure
 from swactor_core.spi.loader import TensorRef
 from swactor_core.spi.worker import RoleError
-from tinygrad import Tensor
 
-from swactor_worker_tinygrad import internals
+from swactor_worker_tinygrad.device_memory import on_host
 from swactor_worker_tinygrad.tensor_types import F32
+
+if TYPE_CHECKING:
+    from tinygrad import Tensor
 
 ALIGNMENT = 32
 PAGE = mmap.PAGESIZE
@@ -45,7 +48,12 @@ class Weight:
         """1-D uint8 on the device."""
         if self.copy is not None:
             return self.copy
-        return internals.tensor_at_address(self.address, len(self.stored), self.device)
+        from swactor_worker_tinygrad import internals
+
+        nbytes = len(self.stored)
+        return internals.tensor_in_memory(
+            self.address, nbytes, (nbytes,), internals.UINT8, device=self.device
+        )
 
     @property
     def address(self) -> int:
@@ -58,6 +66,8 @@ class Weight:
 
     def values(self) -> Tensor:
         """Lazy f32 values, unpacked inside the kernel that reads them."""
+        from swactor_worker_tinygrad import internals
+
         return internals.dequantise(self.blob, self.elements, self.ggml_type).reshape(self.shape)
 
 
@@ -78,7 +88,7 @@ class WeightFiles:
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self._on_host = device.split(":", maxsplit=1)[0] == "CPU"
+        self._on_host = on_host(device)
         self._maps: dict[str, mmap.mmap] = {}
         self._views: dict[str, NDArray[np.uint8]] = {}
         self._owned: list[NDArray[np.uint8]] = []
@@ -144,6 +154,8 @@ class WeightFiles:
             values = unpack_on_host(stored.reshape(-1, ref.nbytes // _rows(ref)), ggml_type, ref.dims[0])
             stored, ggml_type = np.ascontiguousarray(values).view(np.uint8).reshape(-1), F32
         if not self._on_host:
+            from swactor_worker_tinygrad import internals
+
             buffer = internals.new_buffer(self.device, len(stored))
             internals.write_bytes(buffer, 0, stored.data)
             copy = internals.tensor_of(buffer, (len(stored),), internals.UINT8)
@@ -200,6 +212,10 @@ def unpack_on_host(rows: NDArray[np.uint8], ggml_type: int, width: int) -> NDArr
     try:
         return np.asarray(dequantize(rows, GGMLQuantizationType(ggml_type)), np.float32).reshape(-1, width)
     except NotImplementedError:
+        from tinygrad import Tensor
+
+        from swactor_worker_tinygrad import internals
+
         blob = Tensor(rows.reshape(-1).copy())
         return np.asarray(internals.dequantise(blob, len(rows) * width, ggml_type).numpy()).reshape(-1, width)
 

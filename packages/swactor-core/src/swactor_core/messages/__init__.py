@@ -2,113 +2,118 @@
 
 Data only: frozen dataclasses, no payload bytes, no pointers. One module per border; all names are here.
 Results of effects (an arena was mapped, a process exited) are messages too: machines learn of the world only
-here.
+here. A border's module is imported with the first of its names: a worker needs but three of them.
 """
 
-from swactor_core.messages.address import Address, TimerFired
-from swactor_core.messages.arena import (
-    ArenaConstructed,
-    ArenaConstructionFailed,
-    CancelLease,
-    ConstructArena,
-    LeaseRing,
-    PumpProof,
-    QuiescenceProof,
-    ReleaseRing,
-    RingLeased,
-    RingLeaseRejected,
-    RingProof,
-    RingReleased,
-    Shutdown,
-)
-from swactor_core.messages.control import (
-    CONTROL_MESSAGES,
-    EventReport,
-    InboundEdgeProvision,
-    NodeAvailable,
-    NodeFaulted,
-    OutboundEdgeProvision,
-    ProvisionStage,
-    ShutdownNode,
-    StageFault,
-    StageModelFacts,
-    StageProgress,
-    StageReady,
-    StageRuntimeFacts,
-    StageStats,
-    StageStopped,
-    StopRun,
-    Watch,
-    WatchRefused,
-)
-from swactor_core.messages.edges import (
-    DriverEdgeReady,
-    EdgeFailed,
-    EdgeReady,
-    EdgeStopped,
-    EstablishRecv,
-    EstablishSend,
-    ProvisionRx,
-    ProvisionTx,
-    PumpStopped,
-    StopEdge,
-    StreamArrived,
-    StreamClosed,
-    StreamFault,
-)
-from swactor_core.messages.run import (
-    EndpointsFailed,
-    EndpointsReady,
-    EndpointsStopped,
-    InjectTokens,
-    NodeLost,
-    OperatorStop,
-    StopEndpoints,
-    TokenReceived,
-)
-from swactor_core.messages.worker_commands import (
-    WORKER_COMMANDS,
-    ConfigureRole,
-    ExecuteStep,
-    InitializeWorker,
-    InputBinding,
-    InstallRing,
-    OutputBinding,
-    ReleaseDeviceObject,
-    ResetRole,
-    RingReadable,
-    RingWritable,
-    ShutdownMode,
-    ShutdownWorker,
-    StartWorker,
-    StepRuntime,
-    UninstallRing,
-)
-from swactor_core.messages.worker_events import (
-    WORKER_EVENTS,
-    DeviceObjectReleased,
-    ObjectFailed,
-    ObjectLoaded,
-    ObjectProduced,
-    ProcessNotification,
-    ProcessNotificationKind,
-    ReleaseFailed,
-    RingFault,
-    RingInstalled,
-    RingQuiesced,
-    RoleConfigured,
-    RoleFailed,
-    RoleProgress,
-    RoleReset,
-    StepCompleted,
-    StepFailed,
-    WorkerCrashed,
-    WorkerFatal,
-    WorkerGone,
-    WorkerReady,
-    WorkerRunning,
-    WorkerStopped,
-)
+from typing import TYPE_CHECKING
+
+from swactor_core.lazy import found_in
+
+if TYPE_CHECKING:
+    from swactor_core.messages.address import Address, TimerFired
+    from swactor_core.messages.arena import (
+        ArenaConstructed,
+        ArenaConstructionFailed,
+        CancelLease,
+        ConstructArena,
+        LeaseRing,
+        PumpProof,
+        QuiescenceProof,
+        ReleaseRing,
+        RingLeased,
+        RingLeaseRejected,
+        RingProof,
+        RingReleased,
+        Shutdown,
+    )
+    from swactor_core.messages.control import (
+        CONTROL_MESSAGES,
+        EventReport,
+        InboundEdgeProvision,
+        NodeAvailable,
+        NodeFaulted,
+        OutboundEdgeProvision,
+        ProvisionStage,
+        ShutdownNode,
+        StageFault,
+        StageModelFacts,
+        StageProgress,
+        StageReady,
+        StageRuntimeFacts,
+        StageStats,
+        StageStopped,
+        StopRun,
+        Watch,
+        WatchRefused,
+    )
+    from swactor_core.messages.edges import (
+        DriverEdgeReady,
+        EdgeFailed,
+        EdgeReady,
+        EdgeStopped,
+        EstablishRecv,
+        EstablishSend,
+        ProvisionRx,
+        ProvisionTx,
+        PumpStopped,
+        StopEdge,
+        StreamArrived,
+        StreamClosed,
+        StreamFault,
+    )
+    from swactor_core.messages.run import (
+        EndpointsFailed,
+        EndpointsReady,
+        EndpointsStopped,
+        InjectTokens,
+        NodeLost,
+        OperatorStop,
+        StopEndpoints,
+        TokenReceived,
+    )
+    from swactor_core.messages.worker_commands import (
+        WORKER_COMMANDS,
+        ConfigureRole,
+        ExecuteStep,
+        InitializeWorker,
+        InputBinding,
+        InstallRing,
+        OutputBinding,
+        ReleaseDeviceObject,
+        ResetRole,
+        RingReadable,
+        RingWritable,
+        ShutdownMode,
+        ShutdownWorker,
+        StartWorker,
+        StepRuntime,
+        UninstallRing,
+    )
+    from swactor_core.messages.worker_events import (
+        WORKER_EVENTS,
+        DeviceObjectReleased,
+        ObjectFailed,
+        ObjectLoaded,
+        ObjectProduced,
+        ProcessNotification,
+        ProcessNotificationKind,
+        ReleaseFailed,
+        RingFault,
+        RingInstalled,
+        RingQuiesced,
+        RoleConfigured,
+        RoleFailed,
+        RoleProgress,
+        RoleReset,
+        StepCompleted,
+        StepFailed,
+        WorkerCrashed,
+        WorkerFatal,
+        WorkerGone,
+        WorkerReady,
+        WorkerRunning,
+        WorkerStopped,
+    )
 
 __all__ = [
     "CONTROL_MESSAGES",
@@ -205,3 +210,10 @@ __all__ = [
     "WorkerRunning",
     "WorkerStopped",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = found_in(
+        __name__,
+        __all__,
+        ("address", "worker_commands", "worker_events", "arena", "edges", "run", "control"),
+    )

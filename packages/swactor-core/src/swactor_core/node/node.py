@@ -127,6 +127,10 @@ class Node:
                 worker=choice.worker,
                 arena_name=choice.arena,
                 blocked=choice.blocked,
+                modules=(
+                    plugins.module_of(Kind.ARENA, choice.arena),
+                    plugins.module_of(Kind.WORKER, choice.worker),
+                ),
                 arena=self._arena_fd,
                 lost_page=self.stages.lost_page,
             )

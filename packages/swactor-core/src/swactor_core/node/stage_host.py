@@ -12,8 +12,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from swactor_core.actors import ActorSystem, MachineActor
 from swactor_core.agreement import agreement, bounds_fault, shared_of
 from swactor_core.errors import ModelError, SwactorError
@@ -28,13 +26,14 @@ from swactor_core.messages import Address, ProvisionStage, StageFault, StageStop
 from swactor_core.node.data_plane import DataPlane
 from swactor_core.node.model_files import FileFacts, explain_lost_page, facts_of
 from swactor_core.observe.bus import EventBus
+from swactor_core.schemas import Form
 from swactor_core.spi.loader import Loader
 from swactor_core.spi.worker import StageConfig
 
 STAGE = Address(Component.STAGE_CONTROLLER)
 TEARDOWN_BOUND = 10.0
 
-_STAGE_CONFIG = TypeAdapter(StageConfig)
+_STAGE_CONFIG = Form(StageConfig, closed=False)
 
 
 class _NoLongerWanted(Exception):
@@ -212,5 +211,5 @@ class StageHost:
             config = stage_config(provision, manifest)
         finally:
             model.close()
-        dumped: dict[str, Any] = _STAGE_CONFIG.dump_python(config, mode="json")
+        dumped: dict[str, Any] = _STAGE_CONFIG.serializer.to_python(config, mode="json")
         return dumped, files

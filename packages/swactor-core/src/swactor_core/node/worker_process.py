@@ -38,7 +38,8 @@ _COMMANDS = MessageCodec(WORKER_COMMANDS)
 
 
 class WorkerProcess:
-    """At most one live child. `arena` gives (fd, ceiling) once the arena stands; `lost_page` is asked why a
+    """At most one live child. `modules` are those of the plug-ins that it needs, where they are known, and it
+    need not look for them. `arena` gives (fd, ceiling) once the arena stands; `lost_page` is asked why a
     page of what the child had mapped could not be read, and gives words and a fault's cause."""
 
     def __init__(
@@ -48,6 +49,7 @@ class WorkerProcess:
         worker: str,
         arena_name: str,
         blocked: tuple[str, ...],
+        modules: tuple[str, ...] = (),
         arena: Callable[[], tuple[int, int]],
         lost_page: Callable[[], tuple[str, str]] = lambda: ("", ""),
     ) -> None:
@@ -55,6 +57,8 @@ class WorkerProcess:
         self._arguments = ["--worker", worker, "--arena", arena_name]
         for name in blocked:
             self._arguments += ["--block-plugin", name]
+        for name in modules if all(modules) else ():
+            self._arguments += ["--plugin-module", name]
         self._arena = arena
         self._lost_page = lost_page
         self._process: asyncio.subprocess.Process | None = None

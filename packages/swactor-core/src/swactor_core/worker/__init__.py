@@ -4,7 +4,3 @@ Four parts: `adapter` (NDJSON lines in and out), `rings` (ring ends between shar
 (role code) and `harness` (performs the worker machine's effects with them). Rules live in
 `machines/{worker,ingress,egress}.py`; a device and a model come from a worker plug-in.
 """
-
-from swactor_core.machines.worker_effects import ExitCode
-
-__all__ = ["ExitCode"]

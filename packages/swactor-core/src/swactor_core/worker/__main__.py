@@ -6,10 +6,16 @@ on stdout, everything else goes to stderr. The process never outlives its node.
 
 from __future__ import annotations
 
+import gc
+
+if (
+    __name__ == "__main__"
+):  # what a start makes stays: it is walked over neither now nor later (`_Process.emit`)
+    gc.disable()
+
 import argparse
 import ctypes
 import faulthandler
-import gc
 import logging
 import os
 import signal
@@ -18,12 +24,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from swactor_core.errors import ResourceError
+from swactor_core.machines.worker_effects import ExitCode
 from swactor_core.messages import RoleConfigured, WorkerReady
-from swactor_core.plugins import Plugins, load_plugins
+from swactor_core.plugins import Plugins, load_modules, load_plugins
 from swactor_core.spi.arena import ArenaPlugin, ArenaView
 from swactor_core.spi.provider import Kind
 from swactor_core.spi.worker import WorkerBackend
-from swactor_core.worker import ExitCode
 from swactor_core.worker.adapter import CommandReader, EventWriter
 from swactor_core.worker.harness import Harness, Surroundings
 
@@ -35,7 +41,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one worker until its exit code is known."""
-    gc.disable()  # what a start makes stays: it is walked over neither now nor later, see `_Process.emit`
+    gc.disable()
     options = _parser().parse_args(arguments)
     if not _die_with_parent(options.parent_pid):
         sys.stderr.write("worker: the node that started this process is not its parent any more\n")
@@ -97,8 +103,11 @@ class _Process:
 
     def _loaded(self) -> Plugins:
         if self._plugins is None:
-            only = self._options.only_plugin
-            self._plugins = load_plugins(blocked=self._options.block_plugin, only=only or None)
+            options = self._options
+            if options.plugin_module:
+                self._plugins = load_modules(options.plugin_module)
+            else:
+                self._plugins = load_plugins(blocked=options.block_plugin, only=options.only_plugin or None)
         return self._plugins
 
     def _arena(self) -> ArenaPlugin:
@@ -125,6 +134,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only-plugin", action="append", default=[], metavar="NAME", help="load only these; may be repeated"
     )
+    parser.add_argument(
+        "--plugin-module", action="append", default=[], metavar="MODULE",
+        help="load only the plug-ins in these modules, without looking at what is installed; may be repeated",
+    )  # fmt: skip
     return parser
 
 

@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ValidationError
 
 from swactor_core.errors import SwactorError
 from swactor_core.faults import RoleFailure, StepFailure
 from swactor_core.ids import RoleId
 from swactor_core.machines.worker_effects import RoleBuilt, RoleRejected, StepComputed, StepRaised
 from swactor_core.messages import RoleProgress
+from swactor_core.schemas import Form
 from swactor_core.spi.worker import (
     LoadProgress,
     RoleError,
@@ -68,7 +69,7 @@ class StageHost:
 
     def __init__(self, backend: WorkerBackend) -> None:
         self._backend = backend
-        self._config = TypeAdapter(StageConfig)
+        self._config = Form(StageConfig, closed=False)
         self._role: StageRole | None = None
         self.output: Any = None
 
@@ -82,7 +83,7 @@ class StageHost:
     ) -> RoleBuilt | RoleRejected:
         """Blocks while the backend loads, minutes for a large stage; `should_abort` ends it early."""
         try:
-            stage = self._config.validate_python(config)
+            stage = self._config.validator.validate_python(config)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"])

@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 from swactor_core.faults import ReleaseFailure, StepFailure, UninstallReason, WorkerStoppedReason
 from swactor_core.ids import INPUT_PORT, DeviceObjectHandle, WorkerGeneration
+from swactor_core.machines.worker_effects import ExitCode
 from swactor_core.messages import (
     DeviceObjectReleased,
     ExecuteStep,
@@ -37,7 +38,6 @@ from swactor_core.messages import (
 )
 from swactor_core.specs import RingDirection
 from swactor_core.spi.provider import Kind
-from swactor_core.worker import ExitCode
 
 from swactor_testing.conformance.bounds import same_bytes
 from swactor_testing.conformance.judging import JudgingContract
