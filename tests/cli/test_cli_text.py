@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from swactor_cli.answer import Answer
 from swactor_cli.prompts import prompt_ids_of
-from swactor_cli.sampling_options import BAN, fitted, sampling_policy
+from swactor_cli.sampling_options import fitted, sampling_policy
 from swactor_core.errors import UsageError
-from swactor_core.plan import SamplingPolicy
+from swactor_core.plan import BAN, SamplingPolicy
 
 TINY = Path(__file__).parent.parent / "data" / "tiny"
 MODEL = TINY / "llama-tied.gguf"

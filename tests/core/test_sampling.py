@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,24 @@ def test_a_bias_bans_and_forces() -> None:
     assert Sampler(SamplingPolicy(logit_bias=((1, -1e9),)), 0).pick(row(1, 5, 2)) == 2
     assert Sampler(SamplingPolicy(logit_bias=((0, 1e9),)), 0).pick(row(1, 5, 2)) == 0
     assert Sampler(SamplingPolicy(logit_bias=((7, 1e9),)), 0).pick(row(1, 5, 2)) == 1
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        SamplingPolicy(),
+        SamplingPolicy(presence_penalty=2e9, history=(0, 2)),
+        SamplingPolicy(temperature=1e9, seed=1),
+        SamplingPolicy(temperature=1e9, seed=1, top_k=3, top_p=0.999, min_p=1e-5),
+        SamplingPolicy(temperature=1.0, presence_penalty=1e9, repeat_penalty=1e-300, history=(0, 1, 2)),
+    ],
+)
+def test_a_banned_token_is_never_chosen(policy: SamplingPolicy) -> None:
+    """Whatever a temperature or a penalty makes of the other logits: llama.cpp adds -inf."""
+    banned = replace(policy, logit_bias=((1, -1e9),))
+    assert set(shares(banned, row(1, 90, 2), count=200)) <= {0, 2}
+    with pytest.raises(UndecidableLogits, match="banned by its bias"):
+        Sampler(replace(policy, logit_bias=((0, -1e9), (2, -1e9))), 0).pick(row(1, -math.inf, 2))
 
 
 def test_penalties_see_what_was_drawn_and_forget_it() -> None:

@@ -80,6 +80,8 @@ def test_query_scales() -> None:
     base = whole("gemma3")
     wide = with_keys(replace(base, num_layers=62), {"block_count": 62, "attention.head_count": 16})
     assert read_parameters(wide, 64).attention_scale == 0.5  # 64 wide, 16 heads; a head's own width is 16
+    with pytest.raises(RoleError, match="head_count = 68 is more than the 64 of a row"):
+        read_parameters(with_keys(wide, {"attention.head_count": 68}), 64)
 
 
 def test_caps() -> None:

@@ -8,12 +8,11 @@ from dataclasses import replace
 from secrets import randbits
 
 from swactor_core.errors import UsageError
-from swactor_core.plan import SamplingPolicy
+from swactor_core.plan import BAN, SamplingPolicy
 
 from swactor_cli.prompts import token_id
 
 LARGEST = 1e9
-BAN = -LARGEST  # added to a logit it leaves the token no chance, and unlike -inf it travels as JSON
 
 
 def sampling_policy(

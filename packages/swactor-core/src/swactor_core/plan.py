@@ -33,6 +33,10 @@ class GgufSource:
         return re.sub(r"//[^/@]*@", "//", re.split(r"[?#]", self.uri, maxsplit=1)[0])
 
 
+# A bias from here down bans its token, as -inf would, which does not travel as JSON.
+BAN = -1e9
+
+
 class SamplingPlace(StrEnum):
     LAST_STAGE = "LastStage"
     ORCHESTRATOR = "Orchestrator"
@@ -44,7 +48,8 @@ class SamplingPolicy:
 
     Temperature 0 is greedy, ties to the lowest id; otherwise softmax sampling from `seed`. The penalties see
     the last `repeat_last_n` tokens of prompt and answer, 0 none and -1 all; `history` is the part of the
-    prompt that they see (`after`). `logit_bias` holds (token id, what is added to its logit)."""
+    prompt that they see (`after`). `logit_bias` holds (token id, what is added to its logit); `BAN`
+    and less leave the token no chance whatever the rest of the policy says."""
 
     temperature: float = 0.0
     seed: int = 0

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swactor_core.errors import UndecidableLogits
-from swactor_core.plan import SamplingPolicy
+from swactor_core.plan import BAN, SamplingPolicy
 
 _LARGEST = 1e300  # what a policy makes of a logit stays finite, and so do differences of two
 
@@ -29,7 +29,8 @@ class Sampler:
     def __init__(self, policy: SamplingPolicy, token_count: int) -> None:
         self._policy, self._token_count = policy, token_count
         self._biased = np.array([token for token, _ in policy.logit_bias], np.intp)
-        self._bias = np.array([bias for _, bias in policy.logit_bias], np.float64)
+        biases = [bias if bias > BAN else -math.inf for _, bias in policy.logit_bias]
+        self._bias = np.array(biases, np.float64)
         self.restart()
 
     def restart(self) -> None:
@@ -59,6 +60,8 @@ class Sampler:
             if self._policy.logit_bias or self._policy.penalises:
                 weighed = self._weighed(row)
                 best = int(np.argmax(weighed))
+                if weighed[best] == -np.inf:
+                    raise UndecidableLogits("every token that the logits leave is banned by its bias")
             else:
                 weighed = row
             token = best if self._policy.temperature <= 0.0 else self._draw(weighed.astype(np.float64))

@@ -110,6 +110,14 @@ class GgufModel:
                     self.index.header_bytes,
                     hint="fetch it again",
                 )
+        counted = self.index.integer(f"{self._architecture}.block_count", 1, _MAX_LAYERS)
+        for number, tensors in groups.items():
+            if number is not None and number >= counted:
+                self.index.fail(
+                    f"{tensors[0].name!r} belongs to a block behind the last of {counted}",
+                    self.index.entries[f"{self._architecture}.block_count"].offset,
+                    hint="the file's block_count is wrong: a model without that block would answer nonsense",
+                )
         return groups
 
     @cached_property

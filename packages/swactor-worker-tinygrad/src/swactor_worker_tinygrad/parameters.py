@@ -114,6 +114,8 @@ def read_parameters(manifest: StageManifest, max_context: int) -> ModelParameter
     kv_heads = keys.whole("attention.head_count_kv", heads)
     if heads % kv_heads:
         raise invalid(f"{heads} attention heads cannot share {kv_heads} key heads")
+    if heads > hidden and layers == family.wide_query_layers:
+        raise invalid(f"{keys.prefix}attention.head_count = {heads} is more than the {hidden} of a row")
     even = max(1, hidden // heads)
     key_dim = keys.whole("attention.key_length", even)
     value_dim = keys.whole("attention.value_length", even)
@@ -142,7 +144,7 @@ def read_parameters(manifest: StageManifest, max_context: int) -> ModelParameter
         rope=rope,
         local_rope=_local_rope(keys, family, rope),
         temperature=_temperature(keys, family, trained),
-        attention_scale=_attention_scale(family, layers, hidden // heads, key_dim),
+        attention_scale=_attention_scale(family, layers, even, key_dim),
         vocab_size=manifest.vocab_size,
         window=window,
         windowed=windowed,
