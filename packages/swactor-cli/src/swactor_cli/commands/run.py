@@ -14,6 +14,7 @@ from typing import Any
 from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file
 from swactor_core.errors import UsageError
 from swactor_core.hosting import (
+    local_names,
     memory_of_workers,
     nodes_in_process,
     refuse_separate_processes,
@@ -97,6 +98,7 @@ def run(options: RunOptions, output: Output) -> ExitCode:
     else:
         refuse_separate_processes(plugins, choice)
     nodes = (2 if options.nodes is None else options.nodes) if file is None else len(file.cluster.nodes)
+    names = local_names(nodes) if file is None else [node.name for node in file.cluster.nodes]
     loader = plugins.select(Kind.LOADER, choice.loader).factory()
     with ExitStack() as closing:
         path, model = open_model(loader, options.model, output)
@@ -126,7 +128,9 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         )
         mine = say({"worker": plugins.select(Kind.WORKER, choice.worker).name, "settings": worker})
         _check_plan(
-            request, [NodeCapacity(NodeId(index + 1), memory, mine) for index in range(nodes)], output
+            request,
+            [NodeCapacity(NodeId(i + 1), memory, mine, name) for i, name in enumerate(names)],
+            output,
         )
         request = replace(request, worker_memory=say)
         refuse_unfit_model(plugins, choice, whole, positions=positions)
@@ -308,6 +312,7 @@ def _record(result: RunResult, figures: dict[str, Any], text: str) -> dict[str, 
             "detail": fault.detail,
             "stage_index": fault.stage_index,
             "node_id": None if fault.node_id is None else node_hex(fault.node_id),
+            "node_name": fault.node_name or None,
             "edge_id": fault.edge_id,
             "ring_id": fault.ring_id,
         }

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn
 from swactor_core.config import PluginChoice, choose_plugins
-from swactor_core.hosting import refuse_unfit_model
+from swactor_core.hosting import local_names, refuse_unfit_model
 from swactor_core.ids import NodeId, RunId
 from swactor_core.machines.provisioning import provision_stage, stage_config
 from swactor_core.plan import GgufSource
@@ -49,7 +49,10 @@ def tune(options: TuneOptions, output: Output) -> ExitCode:
     name, model = open_model(plugins.select(Kind.LOADER, choice.loader).factory(), options.model, output)
     try:
         made = plan_run(
-            tuple(NodeCapacity(NodeId(index + 1)) for index in range(options.nodes)),
+            tuple(
+                NodeCapacity(NodeId(index + 1), name=name)
+                for index, name in enumerate(local_names(options.nodes))
+            ),
             model.facts,
             source=GgufSource(name, model.digest()),
             choices=RuntimeChoices(
