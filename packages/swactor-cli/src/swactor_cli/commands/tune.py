@@ -25,6 +25,7 @@ from swactor_cli.errors import ExitCode
 from swactor_cli.models import open_model
 from swactor_cli.output import Output
 from swactor_cli.progress import PHASES
+from swactor_cli.terminal import harmless_line
 from swactor_cli.worker_options import worker_settings
 
 
@@ -101,7 +102,7 @@ class _Bar:
     """How far a stage is, on a terminal."""
 
     def __init__(self, output: Output, index: int) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24))
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=24))
         self._bars = Progress(*columns, console=output.talk, transient=True) if output.interactive else None
         self._stage = f"stage {index}"
         self._output, self._searching = output, False
@@ -118,7 +119,7 @@ class _Bar:
 
     def show(self, progress: LoadProgress) -> None:
         if self._bars is not None:
-            what = f"{self._stage}: {PHASES.get(progress.phase, progress.phase)}"
+            what = harmless_line(f"{self._stage}: {PHASES.get(progress.phase, progress.phase)}")
             self._bars.update(self._task, description=what, completed=progress.done, total=progress.total)
         elif progress.phase == "search" and not self._searching:
             self._searching = True

@@ -19,6 +19,7 @@ from typing import Any
 
 from swactor_core.errors import ResourceError
 from swactor_core.messages import RoleConfigured, WorkerReady
+from swactor_core.node.process import ignore_terminal_interrupt
 from swactor_core.plugins import Plugins, load_plugins
 from swactor_core.spi.arena import ArenaPlugin, ArenaView
 from swactor_core.spi.provider import Kind
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not _die_with_parent(options.parent_pid):
         sys.stderr.write("worker: the node that started this process is not its parent any more\n")
         return ExitCode.CONTROL_LOST
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the node decides
+    ignore_terminal_interrupt()
     commands_fd, events_fd = _claim_stdio()
     faulthandler.enable()
     logging.basicConfig(stream=sys.stderr, format="worker: %(name)s: %(message)s")
