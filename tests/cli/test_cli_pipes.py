@@ -1,4 +1,4 @@
-"""Streams that do not take what is written, for want of a reader or of room: quiet, with the exit code for it."""
+"""Streams that do not take what is written, for want of a reader or of room: quiet, and the code tells."""
 
 from __future__ import annotations
 

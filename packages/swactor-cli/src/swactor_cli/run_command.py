@@ -238,6 +238,7 @@ def run(
     options = RunOptions(
         model=model,
         prompt=prompt if prompt_file is None else read_prompt(prompt_file),
+        prompt_file=prompt_file,
         prompt_ids=prompt_ids,
         system=system,
         raw=raw,

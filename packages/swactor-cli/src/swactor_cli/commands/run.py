@@ -58,10 +58,11 @@ EXIT_OF = {
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """The command's options, as given."""
+    """The command's options, as given. `prompt` is the text of `prompt_file` where that is given."""
 
     model: str
     prompt: str | None
+    prompt_file: str | None
     prompt_ids: str | None
     system: str | None
     raw: bool
@@ -134,7 +135,12 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         )
         request = replace(request, worker_memory=say)
         refuse_unfit_model(plugins, choice, whole, positions=positions)
-        side = SideFiles(options.events, options.logits)
+        inputs = {
+            "the model": path,
+            "the prompt file": options.prompt_file,
+            "the cluster file": options.cluster,
+        }
+        side = SideFiles(options.events, options.logits, inputs=inputs)
         closing.callback(side.close)
 
         def make_session() -> LocalSession | ClusterSession:
@@ -158,7 +164,7 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         interrupts = Interrupts()
         interrupts.catch()
         result = runner.run(_drive(make_session, request, display, side, output, interrupts))
-        side.close()
+        side.finish()
         return _finish(result, display, side, output)
 
 
