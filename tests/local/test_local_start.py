@@ -129,3 +129,18 @@ def test_ctrl_c_means_nothing_to_a_child_however_young_it_is(
         started = echo("--prompt-ids", "5,6,7", "--max-tokens", "4", "-v", environment=environment)
         assert len(started.finish(0)["token_ids"]) == 4, (part, moment)
         assert "KeyboardInterrupt" not in started.err
+
+
+def test_kernels_that_cannot_be_kept_go_with_the_run(
+    run: Callable[..., Run], tiny_model: Callable[[str], str], tmp_path: Path
+) -> None:
+    """Nothing is left in the temporary folder, which `finish` looks at."""
+    blocked = tmp_path / "file"
+    blocked.touch()
+    started = run(
+        *(tiny_model("llama-gqa"), "--prompt-ids", "5,6,7", "--max-tokens", "2", "--nodes", "1"),
+        environment={"XDG_CACHE_HOME": str(blocked), "SWACTOR_CACHE_DIR": str(tmp_path / "cache")},
+    )
+    started.wait_event("readiness_barrier_passed")
+    assert [path.name[:17] for path in started.places.temporary.iterdir()] == ["swactor-tinygrad-"]
+    assert len(started.finish(0)["token_ids"]) == 2
