@@ -522,7 +522,7 @@ class GgufIndex:
                 end = position + 8 + _U64.unpack_from(data, position)[0]
                 result.append(data[position + 8 : end])
                 position = end
-        except struct.error:
+        except (struct.error, OverflowError):
             position = -1
         if position != entry.nbytes:
             self.fail(f"{key!r} is not what it was when the file was opened", entry.offset)
