@@ -11,6 +11,7 @@ import typer
 from swactor_core.specs import PREFILL_CHUNK
 
 from swactor_cli.options import (
+    MOST_NODES,
     Arena,
     Cluster,
     Json,
@@ -90,7 +91,9 @@ def node(
 def plan(
     context: typer.Context,
     model: Model,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes, one stage each (default 2).")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, max=MOST_NODES, help="Nodes, one stage each (default 2).")
+    ] = None,
     cluster: Cluster = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 32,
@@ -133,7 +136,7 @@ def plan(
 
 def tune(
     model: Model,
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes, one stage each.")] = 2,
+    nodes: Annotated[int, typer.Option(min=1, max=MOST_NODES, help="Nodes, one stage each.")] = 2,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of a run, prompt and answer.")] = 160,
     prefill_chunk: PrefillChunk = PREFILL_CHUNK,
     device: Annotated[str | None, typer.Option(help="Compute device, such as CPU or CUDA.")] = None,

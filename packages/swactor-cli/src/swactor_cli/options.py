@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+MOST_NODES = 1024  # one a layer, and no model has more
+
 Model = Annotated[
     str,
     typer.Argument(

@@ -11,6 +11,7 @@ import typer
 from swactor_core.specs import PREFILL_CHUNK
 
 from swactor_cli.options import (
+    MOST_NODES,
     Arena,
     Json,
     Loader,
@@ -150,7 +151,9 @@ def run(
     ] = "last-stage",
     nodes: Annotated[
         int | None,
-        typer.Option(min=1, help="Local nodes, one stage each (default 2).", rich_help_panel=_PLACE),
+        typer.Option(
+            min=1, max=MOST_NODES, help="Local nodes, one stage each (default 2).", rich_help_panel=_PLACE
+        ),
     ] = None,
     cluster: Annotated[
         str | None, typer.Option(help="Run on the nodes of this cluster file.", rich_help_panel=_PLACE)

@@ -25,6 +25,9 @@ class WholeFile:
     def __init__(self, path: str, *, private: bool = False, replace: bool = True) -> None:
         self._replace = replace
         self._named = ""
+        if not os.path.basename(path):  # nothing, or a folder by its last letter
+            wrong = errno.EISDIR if path else errno.ENOENT
+            raise OSError(wrong, os.strerror(wrong))
         self._target = os.path.realpath(path)
         old = os.stat(path) if os.path.lexists(path) and os.path.exists(path) else None
         if old is not None and not replace:

@@ -249,16 +249,22 @@ def cpu_key(compiler: str) -> str:
     return digest.hexdigest()
 
 
-def cache_root() -> Path:
-    """Where the folders of compiled kernels are: under XDG_CACHE_HOME or ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "swactor"
+def cache_root() -> Path | None:
+    """Where the folders of compiled kernels are: under XDG_CACHE_HOME or ~/.cache; None for a user without a
+    home."""
+    chosen = os.environ.get("XDG_CACHE_HOME", "")  # to be ignored when it is relative, says its specification
+    base = chosen if os.path.isabs(chosen) else os.path.expanduser("~/.cache")
+    return Path(base) / "swactor" if os.path.isabs(base) else None
 
 
 def kept_folder(compiler: str) -> Path | None:
     """A folder for compiled kernels under `cache_root` that only this user can write: cached values are
     unpickled when read. None where none can be written. Raises ResourceError when the folder belongs to
     somebody else."""
-    folder = cache_root() / f"tinygrad-{TINYGRAD_VERSION}" / cpu_key(compiler)
+    root = cache_root()
+    if root is None:
+        return None
+    folder = root / f"tinygrad-{TINYGRAD_VERSION}" / cpu_key(compiler)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:

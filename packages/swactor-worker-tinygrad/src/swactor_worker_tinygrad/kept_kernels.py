@@ -28,7 +28,7 @@ class KeptKernels:
         try:
             return [_described(path) for path in self._folders()] + _left()
         except OSError as error:
-            raise _unusable(cache_root(), error) from error
+            raise _unusable(cache_root() or Path(), error) from error
 
     def remove(self, stored: Stored) -> bool:
         """See `Storage.remove`."""
@@ -48,7 +48,8 @@ class KeptKernels:
         return True
 
     def _folders(self) -> list[Path]:
-        return sorted(path for path in cache_root().glob("tinygrad-*/*") if path.is_dir())
+        root = cache_root()
+        return sorted(path for path in root.glob("tinygrad-*/*") if path.is_dir()) if root is not None else []
 
 
 def _in_use(folder: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import tomllib
+from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -89,10 +90,16 @@ def new_cluster_file(options: NewClusterOptions, output: Output) -> ExitCode:
     """Writes the file with mode 0600. Raises UsageError; an existing file needs `force`."""
     for seed in options.seeds:
         split_host_port(seed)
+        if re.fullmatch(r"[0-9A-Za-z._:%\[\]-]+", seed) is None:
+            raise UsageError(f"--seed {seed!r} is no address", hint="write it like 10.0.0.1:7946")
     choice = choose_plugins(PluginChoice(), {})
     plugins = load_plugins()
     entries = []
-    for part in [part.strip() for part in options.nodes.split(",") if part.strip()]:
+    parts = [part.strip() for part in options.nodes.split(",") if part.strip()]
+    names = Counter(part.partition("=")[0] for part in parts)
+    for name in (name for name, count in names.items() if count > 1):
+        raise UsageError(f"--nodes has {name!r} twice", hint="give each node a name of its own")
+    for part in parts:
         name, given, key = part.partition("=")
         if given and not re.fullmatch(r"[0-9a-f]{64}", key):
             raise UsageError(

@@ -111,7 +111,10 @@ class LocalPool:
         try:
             process = self._ahead.take() or await _spawn()
         except OSError as error:
-            raise ResourceError(f"cannot start node {settings.name!r}: {error}") from None
+            raise ResourceError(
+                f"cannot start node {settings.name!r}: {error}",
+                hint="this user must be able to run that Python, and to have more processes",
+            ) from None
         assert process.stdin is not None
         process.stdin.write(settings.model_dump_json().encode() + b"\n")
         talk: deque[str] = deque(maxlen=STDERR_LINES)
