@@ -95,7 +95,7 @@ def test_an_existing_cluster_file_is_kept(call: Any, home: Path) -> None:
     [
         (["--nodes", " , "], "names no node"),
         (["--nodes", "a=xyz"], "'xyz' is no public key of node 'a'"),
-        (["--nodes", "a,a"], "two nodes"),
+        (["--nodes", "a,a"], "--nodes has 'a' twice"),
         (["--nodes", "a/b"], "cannot be a name"),
         (["--nodes", "a", "--seed", "nowhere"], "host:port"),
         (["--nodes", "a", "--id", "a b"], "cannot be a name"),

@@ -179,3 +179,60 @@ def test_an_unexpected_error_is_one_line_that_says_how_to_see_more(call: Any, mo
     assert "Traceback" not in said.err
     monkeypatch.setenv("SWACTOR_DEBUG", "1")
     assert "Traceback" in call("plugins").err
+
+
+def test_a_user_without_a_home_is_told_what_to_set(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Any
+) -> None:
+    """As in a container that runs under a bare number: nothing is put into a folder called `~`."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("HOME", "SWACTOR_STATE_DIR", "SWACTOR_CACHE_DIR", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    said = call("key", "--orchestrator")
+    assert (said.code, said.out) == (2, "")
+    assert "hint: set SWACTOR_STATE_DIR" in said.err
+    said = call("cache", "list")
+    assert (said.code, said.out) == (2, "")
+    assert "hint: set SWACTOR_CACHE_DIR" in said.err
+    said = call("doctor")
+    assert "this user has no home folder to keep keys in" in said.out
+    assert "the check failed" not in said.out
+    assert call("plan", MODEL).code == 0
+    assert not list(tmp_path.glob("~*"))
+
+
+def test_more_nodes_than_any_model_has_layers_are_refused_at_once(call: Any) -> None:
+    for command in ("run", "plan", "tune"):
+        said = call(
+            command, MODEL, "--nodes", "1000000000", *(["--prompt-ids", "1"] if command == "run" else [])
+        )
+        assert (said.code, said.out) == (2, "")
+        assert "--nodes" in said.err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--nodes", "a,b,a"], ["--nodes has 'a' twice", "a name of its own"]),
+        (["--nodes", "a", "--seed", 'x":1'], ["--seed", "is no address", "10.0.0.1:7946"]),
+        (["--nodes", "a", "--seed", "h:1\n"], ["h:1"]),
+        (["--nodes", "a", "--out", ""], ["--out ''", "No such file or directory", "name a file"]),
+        (["--nodes", "a", "--out", "folder/"], ["--out 'folder/'", "Is a directory"]),
+    ],
+)
+def test_a_cluster_file_is_not_made_of_mistakes(
+    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused(call("cluster", "new", *options), *words)
+    assert not (tmp_path / "cluster.toml").exists()
+
+
+@pytest.mark.parametrize("name", ["", "folder/"])
+def test_logits_without_a_name_are_refused_before_the_run(
+    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ("--prompt-ids", "1", "--worker", "echo", "--sample-on", "orchestrator", "--logits", name)
+    refused(call("run", MODEL, *options), f"--logits {name!r}: ", "name a file that can be written")

@@ -68,6 +68,7 @@ class TestTinygrad(WorkerContract):
         prompt=tuple(REFERENCE["prompt"]),
         expected=tuple(REFERENCE["greedy"]),
         settings={"device": "CPU"},
+        wrong_settings={"device": "TOASTER", "threads": 0, "weights": "heavy", "kernels": 3, "search": -1},
     )
 
     @pytest.fixture

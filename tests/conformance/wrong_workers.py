@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from swactor_core.errors import ConfigError
 from swactor_core.faults import RoleFailure
 from swactor_core.spi.loader import StageManifest, TensorRef
 from swactor_core.spi.provider import Provider
 from swactor_core.spi.worker import LoadProgress, RoleError, StageConfig, StepError
 from swactor_testing.conformance import WorkerCapabilities, WorkerContract
-from swactor_testing.echo import EchoBackend, EchoRole, LateBridge, LateCopy, reference_tokens
+from swactor_testing.echo import EchoBackend, EchoRole, EchoSettings, LateBridge, LateCopy, reference_tokens
 from swactor_testing.worker_kit import stage_config
 from wrong_kit import Around, caught_by
 
 PROMPT = (5, 17, 99, 3, 42)
+CHILDREN: list[subprocess.Popen[bytes]] = []
 COPIES = "test_bytes_come_back_from_the_device_as_they_went[0]"
 SAME = "test_the_same_prompt_gives_the_same_tokens"
 JUDGED = "test_what_is_refused_beforehand_is_what_configure_refuses"
@@ -35,14 +40,18 @@ class Wrong(WorkerContract):
         in_process=True,
         expected=tuple(reference_tokens(PROMPT, 5, num_layers=4, vocab_size=101)),
         copy_polls=50,
+        settings={"copy_polls": 0},
+        wrong_settings={"copy_polls": "many", "hold": "breath"},
     )
     bridge: ClassVar[type] = Around
     role: ClassVar[type] = Around
     backend_class: ClassVar[type] = EchoBackend
     judge: ClassVar[Any] = staticmethod(lambda manifest, positions: judged(manifest, positions))
 
+    check: ClassVar[Any] = staticmethod(lambda settings: EchoSettings.of(settings))
+
     def provider(self) -> Provider:
-        return replace(super().provider(), check_model=self.judge)
+        return replace(super().provider(), check_model=self.judge, check_settings=self.check)
 
     @pytest.fixture
     def plugin(self) -> Any:
@@ -419,3 +428,100 @@ class TestWorkersShareTheirContext(Wrong):
             output = self._inner.execute(step, should_abort)
             self.shared["context"] = self._inner._context
             return output
+
+
+# --- settings, checked before anything starts ---
+
+TAKEN = "test_settings_that_the_worker_is_run_with_are_taken"
+UNKNOWN = "test_an_unknown_setting_is_refused_by_name"
+MALFORMED = "test_a_malformed_setting_is_refused_by_name"
+NOTHING = "test_checking_settings_starts_and_changes_nothing"
+
+
+@caught_by(TAKEN, "copy_polls is wrong")
+class TestRefusesItsOwnSettings(Wrong):
+    @staticmethod
+    def check(settings: Mapping[str, Any]) -> None:
+        for name in settings:
+            raise ConfigError(f"{name} is wrong")
+
+
+@caught_by(UNKNOWN, "DID NOT RAISE")
+class TestTakesAnySetting(Wrong):
+    check = staticmethod(lambda settings: None)
+
+
+@caught_by(UNKNOWN, "does not name 'no_setting_has_this_name'")
+class TestDoesNotNameTheSetting(Wrong):
+    @staticmethod
+    def check(settings: Mapping[str, Any]) -> None:
+        try:
+            EchoSettings.of(settings)
+        except ConfigError:
+            raise ConfigError("a setting is wrong", hint="leave it out") from None
+
+
+@caught_by(UNKNOWN, "an error without a remedy")
+class TestRefusesWithoutARemedy(Wrong):
+    @staticmethod
+    def check(settings: Mapping[str, Any]) -> None:
+        try:
+            EchoSettings.of(settings)
+        except ConfigError as error:
+            raise ConfigError(error.message) from None
+
+
+@caught_by(UNKNOWN, "KeyError")
+class TestFailsAtAnUnknownSetting(Wrong):
+    @staticmethod
+    def check(settings: Mapping[str, Any]) -> None:
+        for name in settings:
+            {"copy_polls": 0, "hold": ""}[name]
+        EchoSettings.of(settings)
+
+
+@caught_by(MALFORMED, "DID NOT RAISE")
+class TestLooksAtNamesOnly(Wrong):
+    @staticmethod
+    def check(settings: Mapping[str, Any]) -> None:
+        EchoSettings.of(dict.fromkeys(settings, 0) | {"hold": ""})
+
+
+@caught_by(NOTHING, "a check changed the threads")
+class TestAThreadBeginsAtTheCheck(Wrong):
+    @staticmethod
+    def check(settings: Mapping[str, Any]) -> None:
+        EchoSettings.of(settings)
+        threading.Thread(target=threading.Event().wait, args=(60,), daemon=True).start()
+
+
+@caught_by(NOTHING, "a check changed the open files")
+class TestTheCheckKeepsAFileOpen(Wrong):
+    @staticmethod
+    def check(settings: Mapping[str, Any]) -> None:
+        os.open(os.devnull, os.O_RDONLY)
+        EchoSettings.of(settings)
+
+
+@caught_by(NOTHING, "a check changed the children")
+class TestTheCheckStartsAProcess(Wrong):
+    @staticmethod
+    def check(settings: Mapping[str, Any]) -> None:
+        CHILDREN.append(subprocess.Popen(["sleep", "5"]))
+        EchoSettings.of(settings)
+
+
+@caught_by(NOTHING, "a check changed the environment")
+class TestTheCheckSetsTheEnvironment(Wrong):
+    @staticmethod
+    def check(settings: Mapping[str, Any]) -> None:
+        EchoSettings.of(settings)
+        os.environ["SWACTOR_CHECKED"] = str(len(os.environ))
+
+
+@caught_by(NOTHING, "a check changed the settings")
+class TestTheCheckFillsInDefaults(Wrong):
+    @staticmethod
+    def check(settings: dict[str, Any]) -> None:
+        EchoSettings.of(settings)
+        settings.setdefault("hold", "")

@@ -203,6 +203,14 @@ def test_a_tied_table_on_one_stage_is_counted_once():
         plan_of(facts, [120])
 
 
+def test_a_node_that_lacks_memory_is_said_by_its_name():
+    inventory = [NodeCapacity(NodeId(1), 120, name="attic")]
+    with pytest.raises(UsageError, match=r"stage 0 on node attic \(0000000000000001\) with layers"):
+        partition(inventory, facts_of([100, 100]), max_seq_len=1)
+    with pytest.raises(UsageError, match=r"node attic \(0000000000000001\) declares 0 bytes"):
+        partition([NodeCapacity(NodeId(1), 0, name="attic")], facts_of([1]), max_seq_len=1)
+
+
 def test_the_kv_cache_of_the_whole_run_counts_for_fitting():
     facts = facts_of([10, 10], kv=[1, 1])
     plan_of(facts, [42], prompt=(1,) * 5, max_tokens=6)

@@ -248,7 +248,9 @@ def test_a_model_that_is_another_file_on_one_node_is_a_typed_fault(
     line = started.error_line()
     assert result["fault"]["cause"] == "ModelDifferentFile"
     assert "another file" in line
-    assert f"on node {started.node_id(1)}" in line
+    assert f"on node {NAMES[1]} ({started.node_id(1)})" in line
+    assert f"on node {NAMES[1]} ({started.node_id(1)}) is another file" in line
+    assert result["fault"]["node_name"] == NAMES[1]
     for name in ("llama-gqa", "llama-tied"):
         assert digest(tiny_model(name)) in line
     assert "put the same file on every node" in line

@@ -142,8 +142,8 @@ def test_a_device_that_cannot_be_had_is_told_with_its_remedy_before_any_weight_i
     assert {"no-clang": "clang", "device-without-driver": "QCOM"}[what] in line
     if what == "no-clang":
         assert "apt-get install clang" in started.err
-    said = r"error: WorkerFatal \(BackendInitFailed\) seen by GpuWorkerCtl on node [0-9a-f]{16}: "
-    assert re.match(said, line)
+    said = r"error: WorkerFatal \(BackendInitFailed\) seen by GpuWorkerCtl on node "
+    assert re.match(said + r"node-[01] \([0-9a-f]{16}\): ", line)
     assert line.count("seen by") == 1, "one typed line, not a line in a line"
     assert result["fault"]["reason"] == "WorkerFatal"
     assert "node_faulted" in names

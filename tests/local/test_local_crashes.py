@@ -35,10 +35,13 @@ def test_a_killed_worker_is_a_worker_crash_of_its_stage(echo: Start, stage: int)
     assert result["fault"]["reason"] == "WorkerCrashed"
     assert result["fault"]["stage_index"] == stage
     assert result["fault"]["node_id"] == started.node_id(stage)
+    assert result["fault"]["node_name"] == f"node-{stage}"
     event = started.event("run_faulted")
     assert event is not None
     assert event["fault_node_id"] == started.node_id(stage)
+    assert event["fault_node_name"] == f"node-{stage}"
     line = started.error_line()
+    assert f"on node node-{stage} ({started.node_id(stage)})" in line
     assert f"stage {stage}" in line
     assert "WorkerCrashed" in line
     assert "SIGKILL" in line
@@ -94,8 +97,8 @@ def test_a_stopped_node_is_named_with_the_reason_and_not_waited_for(echo: Start)
     result = started.finish(1, within=STOPPED_NODE, killed_nodes=[node_id])
     assert result["fault"]["reason"] == "MembershipLost"
     assert (result["fault"]["node_id"], result["fault"]["stage_index"]) == (node_id, 0)
-    said = f"MembershipLost seen by Membership at stage 0 on node {node_id}: node-0 is Dead in membership"
-    assert started.error_line() == f"error: {said}"
+    said = f"MembershipLost seen by Membership at stage 0 on node node-0 ({node_id}): "
+    assert started.error_line() == f"error: {said}node-0 is Dead in membership"
     assert result["stats"]["unproven"] == ["stage 0 went with its node"]
 
 

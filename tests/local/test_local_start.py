@@ -96,3 +96,49 @@ def test_a_refusal_after_the_nodes_were_started_leaves_none(
     started.assert_nothing_left()
     assert started.err.count("error: ") == 1
     assert "999999" in started.err
+
+
+INTERRUPT_AT_START = """
+import os, signal, sys
+words = " ".join(sys.orig_argv)
+mine = os.environ.get("INTERRUPTED", "-")
+if mine in words:
+    left = int(os.environ["AT_IMPORT"])
+    def interrupt(event, arguments):
+        global left
+        if event == "import":
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+    sys.addaudithook(interrupt)
+"""
+
+
+@pytest.mark.parametrize("part", ["swactor_core.node", "swactor_core.worker"])
+def test_ctrl_c_means_nothing_to_a_child_however_young_it_is(
+    echo: Callable[..., Run], tmp_path: Path, part: str
+) -> None:
+    """A terminal sends it to every process of the group; what becomes of the run is the command's to say."""
+    hook = tmp_path / "hook"
+    hook.mkdir()
+    (hook / "sitecustomize.py").write_text(INTERRUPT_AT_START)
+    for moment in (1, 3, 10, 40):
+        environment = {"PYTHONPATH": str(hook), "INTERRUPTED": part, "AT_IMPORT": str(moment)}
+        started = echo("--prompt-ids", "5,6,7", "--max-tokens", "4", "-v", environment=environment)
+        assert len(started.finish(0)["token_ids"]) == 4, (part, moment)
+        assert "KeyboardInterrupt" not in started.err
+
+
+def test_kernels_that_cannot_be_kept_go_with_the_run(
+    run: Callable[..., Run], tiny_model: Callable[[str], str], tmp_path: Path
+) -> None:
+    """Nothing is left in the temporary folder, which `finish` looks at."""
+    blocked = tmp_path / "file"
+    blocked.touch()
+    started = run(
+        *(tiny_model("llama-gqa"), "--prompt-ids", "5,6,7", "--max-tokens", "2", "--nodes", "1"),
+        environment={"XDG_CACHE_HOME": str(blocked), "SWACTOR_CACHE_DIR": str(tmp_path / "cache")},
+    )
+    started.wait_event("readiness_barrier_passed")
+    assert [path.name[:17] for path in started.places.temporary.iterdir()] == ["swactor-tinygrad-"]
+    assert len(started.finish(0)["token_ids"]) == 2

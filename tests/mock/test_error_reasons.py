@@ -434,7 +434,8 @@ def test_a_reason_reaches_the_one_recorded_failure(
         assert f"at stage {produced.stage}" in line
         [planned] = [event for event in run.events if event["event"] == "run_planned"]
         assert event["fault_node_id"] == planned["stages"][produced.stage]["node_id"]
-        assert f"on node {event['fault_node_id']}" in line
+        assert event["fault_node_name"] == f"node-{produced.stage}"
+        assert f"on node {event['fault_node_name']} ({event['fault_node_id']})" in line
     assert produced.said in line
     assert "\n" not in line
     assert fault.detail, f"{line}: says nothing of what happened"

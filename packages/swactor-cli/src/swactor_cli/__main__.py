@@ -1,5 +1,8 @@
 """`python -m swactor_cli`."""
 
-from swactor_cli.app import main
+try:
+    from swactor_cli.entry import main
+except KeyboardInterrupt:
+    raise SystemExit(130) from None
 
 main()

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from swactor_core.checks import CheckResult, CheckStatus, DoctorCheck
+from swactor_core.errors import ConfigError
 from swactor_core.node.identity import state_directory
 
 from swactor_cli.sizes import bytes_text
@@ -111,7 +112,10 @@ def check_udp() -> CheckResult:
 
 def check_state() -> CheckResult:
     """The folder of keys, or the nearest one above it, can be written."""
-    folder = state_directory()
+    try:
+        folder = state_directory()
+    except ConfigError as error:
+        return CheckResult(CheckStatus.WARN, error.message, error.hint)
     nearest = next((f for f in (folder, *folder.parents) if f.exists()), Path("/"))
     if not os.access(nearest, os.W_OK | os.X_OK):
         return CheckResult(

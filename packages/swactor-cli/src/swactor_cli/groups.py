@@ -56,7 +56,7 @@ def cache_clear(
         str | None, typer.Option(help="Only what was not used for so long, like 30d.", show_default=False)
     ] = None,
     temporary: Annotated[
-        bool, typer.Option("--temporary", help="What fetches that were killed have left.")
+        bool, typer.Option("--temporary", help="What processes that were killed have left.")
     ] = False,
     kernels: Annotated[
         bool, typer.Option("--kernels", help="Compiled kernels; the next run compiles its own again.")

@@ -9,6 +9,7 @@ from swactor_core.errors import ModelError, UsageError
 from swactor_core.spi.loader import Loader, Model, Tokenizer
 
 from swactor_cli.output import Output
+from swactor_cli.terminal import harmless_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -25,7 +26,7 @@ def open_model(loader: Loader, name: str, output: Output) -> tuple[str, Model]:
             if bars is None:
                 return
             if task is None:
-                task = bars.add_task(f"fetching {name}", total=total or None)
+                task = bars.add_task(harmless_line(f"fetching {name}"), total=total or None)
             bars.update(task, completed=done, total=total or None)
 
         path = loader.resolve(name, progress)
@@ -35,8 +36,9 @@ def open_model(loader: Loader, name: str, output: Output) -> tuple[str, Model]:
 def _bars(output: Output) -> Progress:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    return Progress(*columns, console=output.talk, transient=True)
+    name = TextColumn("{task.description}", markup=False)
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    return Progress(name, *columns, console=output.talk, transient=True)
 
 
 def tokenizer_of(model: Model, pre: str | None = None) -> Tokenizer | None:

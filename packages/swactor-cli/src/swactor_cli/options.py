@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+MOST_NODES = 1024  # one a layer, and no model has more
+
 Model = Annotated[
     str,
     typer.Argument(
@@ -33,3 +35,16 @@ Verbose = Annotated[
         "--verbose", "-v", count=True, help="More talk on stderr; twice for debug.", rich_help_panel="Output"
     ),
 ]
+
+
+def chosen_parts(
+    arena: str | None, transport: str | None, membership: str | None, worker: str | None, loader: str | None
+) -> dict[str, str | None]:
+    """What the command line chooses of each kind of plug-in; None chooses nothing."""
+    return {
+        "arena": arena,
+        "transport": transport,
+        "membership": membership,
+        "worker": worker,
+        "loader": loader,
+    }

@@ -12,17 +12,18 @@ import io
 import json
 import os
 import sys
+from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from swactor_core.errors import SwactorError
+
+from swactor_cli.terminal import harmless, harmless_json, harmless_line, show_cursor
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 UNWRAPPED = 10_000
-# Names of files and servers are in what is said, and could otherwise give orders to a terminal.
-_HARMLESS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
 
 
 class OutputLost(SwactorError):
@@ -32,6 +33,51 @@ class OutputLost(SwactorError):
     def __init__(self, error: OSError) -> None:
         super().__init__(f"cannot write to standard output: {error.strerror}")
         self.reader_gone = isinstance(error, BrokenPipeError)
+
+
+class StandardOutput:
+    """Standard output, whoever writes to it: what it does not take is an OutputLost, then and whenever it is
+    written to later."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._error: OSError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._guarded():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with self._guarded():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        if self._error is not None:
+            raise OutputLost(self._error)
+        try:
+            yield
+        except OSError as error:
+            self._error = error
+            _forget(self._stream)
+            raise OutputLost(error) from None
+
+
+def settle_talk() -> None:
+    """What stderr has not taken is talk that nobody hears: it is no error of the command."""
+    try:
+        sys.stderr.flush()
+    except OSError:
+        _forget(sys.stderr)
+
+
+def _forget(stream: TextIO) -> None:
+    """What is still buffered would fail again when the interpreter ends: it goes nowhere instead."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def open_standard_streams() -> None:
@@ -46,6 +92,7 @@ def open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+    sys.stdout = cast(TextIO, StandardOutput(sys.stdout))
 
 
 def _is_utf8(stream: TextIO) -> bool:
@@ -62,6 +109,7 @@ class Output:
         self.json_lines = json_lines
         self.quiet = quiet
         self._terminal = sys.stderr.isatty()
+        self._shown = sys.stdout.isatty()
 
     @cached_property
     def talk(self) -> Console:
@@ -82,36 +130,34 @@ class Output:
         return self._terminal and not self.quiet
 
     def text(self, text: str) -> None:
-        """Streams text to stdout at once, as it is. Raises OutputLost."""
-        try:
-            sys.stdout.write(text)
-            sys.stdout.flush()
-        except OSError as error:
-            # What is still buffered would fail again when the interpreter ends: it goes nowhere instead.
-            with contextlib.suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise OutputLost(error) from None
+        """Streams text to stdout at once: as it is, and on a terminal harmless to it. Raises OutputLost."""
+        self._write(harmless(text) if self._shown else text)
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
     def record(self, record: dict[str, Any]) -> None:
         """One JSON object on one line of stdout, flushed. Raises OutputLost."""
         plain = _is_utf8(sys.stdout)
-        self.text(json.dumps(record, ensure_ascii=not plain, separators=(",", ":")) + "\n")
+        line = json.dumps(record, ensure_ascii=not plain, separators=(",", ":"))
+        self._write((harmless_json(line) if self._shown else line) + "\n")
 
     def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
         from rich.console import Console
         from rich.table import Table
 
-        plain = Console(highlight=False, soft_wrap=True)
+        plain = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
         if not plain.is_terminal:
             plain.width = UNWRAPPED  # a row stays a line for grep and cut
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
         for column in columns:
             table.add_column(column, overflow="fold")
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*map(harmless_line, row))
         with plain.capture() as captured:
             plain.print(table)
-        self.text(captured.get())
+        self._write(captured.get())
 
     def note(self, text: str) -> None:
         if not self.quiet:
@@ -125,17 +171,20 @@ class Output:
         if hint:
             self._say(f"hint: {hint}", "")
 
+    def say(self, text: str) -> None:
+        """Talk that is neither a warning nor an error nor to be left out."""
+        self._say(text, "")
+
     def _say(self, text: str, style: str) -> None:
-        text = text.translate(_HARMLESS)
+        text = harmless(text)
         with contextlib.suppress(OSError):  # a full disk behind stderr: there is no place left to say so
             if self._terminal or os.environ.get("FORCE_COLOR"):
-                self.talk.print(text, style=style, markup=False)
+                self.talk.print(text, style=style, markup=False, emoji=False)
             else:
                 sys.stderr.write(text + "\n")
                 sys.stderr.flush()
 
     def restore_terminal(self) -> None:
-        """Undoes what live bars do to a terminal, for an end that gives them no time to do it."""
+        """For an end that gives live bars no time to do it."""
         if self._terminal:
-            with contextlib.suppress(OSError):
-                self.talk.show_cursor(True)
+            show_cursor()

@@ -15,6 +15,7 @@ from swactor_core.orchestrator.orchestrator import RunListener
 
 from swactor_cli.answer import Answer
 from swactor_cli.output import Output, OutputLost
+from swactor_cli.terminal import harmless_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -56,9 +57,9 @@ class Display(RunListener):
 
             self._bars = Progress(
                 SpinnerColumn(),
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
-                TextColumn("{task.fields[note]}"),
+                TextColumn("{task.fields[note]}", markup=False),
                 TimeElapsedColumn(),
                 console=self._output.talk,
                 transient=True,
@@ -80,7 +81,9 @@ class Display(RunListener):
             note = f"{report.ready} of {report.total} nodes" + (
                 f", {report.waiting[0]}" if report.waiting else ""
             )
-            self._bars.update(self._pool_bar, total=report.total, completed=report.ready, note=note)
+            self._bars.update(
+                self._pool_bar, total=report.total, completed=report.ready, note=harmless_line(note)
+            )
 
     def state(self, state: RunState) -> None:
         if self._bars is not None and state in STATES:
@@ -93,7 +96,7 @@ class Display(RunListener):
         if bar is None:
             bar = self._bars.add_task(f"stage {progress.stage_index}", total=None, note="")
             self._stage_bars[progress.stage_index] = bar
-        note = PHASES.get(progress.phase, progress.phase)
+        note = harmless_line(PHASES.get(progress.phase, progress.phase))
         self._bars.update(bar, total=progress.total or None, completed=progress.done, note=note)
 
     def enough(self, token_id: int) -> bool:

@@ -5,7 +5,9 @@ Knows only reasons. `Fault` says which component saw what, so that an operator n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -183,9 +185,19 @@ class Component(StrEnum):
     MEMBERSHIP = "Membership"
 
 
+_UNNAMED_ID = re.compile(r"(?<![0-9A-Za-z(])[0-9a-f]{16}(?![0-9A-Za-z])")
+
+
+def named_node(node_id: NodeId, names: Mapping[NodeId, str]) -> str:
+    """A node for people: the name by which they know it, and its id; the id alone where it has none."""
+    name = names.get(node_id)
+    return f"{name} ({node_hex(node_id)})" if name else node_hex(node_id)
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One failure as its detector saw it. `cause` is the finer enum's value, `detail` one line for people."""
+    """One failure as its detector saw it. `cause` is the finer enum's value, `detail` one line for people.
+    `node_name` is given to it where names are known (`named`); detectors know ids."""
 
     reason: FaultReason
     component: Component
@@ -195,12 +207,24 @@ class Fault:
     stage_index: StageIndex | None = None
     edge_id: EdgeId | None = None
     ring_id: RingId | None = None
+    node_name: str = ""
+
+    def named(self, names: Mapping[NodeId, str]) -> Fault:
+        """With its node's name, and with names beside the ids of nodes in its detail, as far as `names` knows
+        them and they do not stand there yet."""
+
+        def both(found: re.Match[str]) -> str:
+            return named_node(NodeId(int(found[0], 16)), names)
+
+        name = self.node_name if self.node_id is None else names.get(self.node_id, self.node_name)
+        return replace(self, node_name=name, detail=_UNNAMED_ID.sub(both, self.detail))
 
     def fields(self) -> dict[str, Any]:
         """Of an event that records it (spec section 40). The node that it happened at is `fault_node_id`: an
         event's `node_id` is that of the process whose event it is."""
         node = None if self.node_id is None else node_hex(self.node_id)
         known = {"edge_id": self.edge_id, "ring_id": self.ring_id, "fault_node_id": node}
+        known["fault_node_name"] = self.node_name or None
         return {
             "reason": str(self.reason),
             "component": str(self.component),
@@ -219,7 +243,9 @@ class Fault:
     def _where(self) -> str:
         known = (
             "" if self.stage_index is None else f" at stage {self.stage_index}",
-            "" if self.node_id is None else f" on node {node_hex(self.node_id)}",
+            ""
+            if self.node_id is None
+            else f" on node {named_node(self.node_id, {self.node_id: self.node_name})}",
             "" if self.edge_id is None else f" of edge {self.edge_id}",
         )
         return "".join(known)

@@ -23,6 +23,11 @@ WorkersSay = Callable[[Mapping[str, Any]], WorkerMemory | None]
 _TIES_NODES = (Kind.TRANSPORT, Kind.MEMBERSHIP)
 
 
+def local_names(nodes: int) -> tuple[str, ...]:
+    """What the nodes of a local pool are called, in stage order."""
+    return tuple(f"node-{index}" for index in range(nodes))
+
+
 def nodes_in_process(plugins: Plugins, choice: PluginChoice) -> bool:
     """Whether the nodes of a local pool must be hosted by the orchestrator's own process.
 

@@ -14,7 +14,8 @@ from math import lcm
 from typing import NoReturn
 
 from swactor_core.errors import UsageError
-from swactor_core.ids import EdgeId, NodeId, RunId, StageIndex, node_hex
+from swactor_core.faults import named_node
+from swactor_core.ids import EdgeId, NodeId, RunId, StageIndex
 from swactor_core.memory import StageMemory, object_bytes, scratch_bytes, spare_rows
 from swactor_core.plan import (
     EdgeEndpoint,
@@ -61,11 +62,17 @@ MAX_RING = 1 << 20
 class NodeCapacity:
     """One node of the inventory (spec section 4). `memory_bytes` is what it declares for a stage's worker,
     all in all; None says nothing is declared: it is given an average share and anything fits. `worker` is
-    what its worker takes of this run's model beside what the facts tell; None says that nobody knows."""
+    what its worker takes of this run's model beside what the facts tell; None says that nobody knows. `name`
+    is for people."""
 
     node_id: NodeId
     memory_bytes: int | None = None
     worker: WorkerMemory | None = None
+    name: str = ""
+
+    @property
+    def shown(self) -> str:
+        return named_node(self.node_id, {self.node_id: self.name})
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +297,7 @@ def partition(
     for node in inventory:
         if node.memory_bytes is not None and node.memory_bytes < 1:
             raise UsageError(
-                f"node {node_hex(node.node_id)} declares {node.memory_bytes} bytes of memory",
+                f"node {node.shown} declares {node.memory_bytes} bytes of memory",
                 hint="declare what it has, or nothing",
             )
     for node in inventory:
@@ -383,7 +390,7 @@ def _refuse(costs: _Costs, inventory: Sequence[NodeCapacity], bounds: tuple[int,
     if held.copies >= need - memory:
         hint = "leave out the worker options that copy weights, such as weights=packed; or " + hint
     raise UsageError(
-        f"the model does not fit: stage {stage} on node {node_hex(inventory[stage].node_id)} with layers "
+        f"the model does not fit: stage {stage} on node {inventory[stage].shown} with layers "
         f"[{start}, {end}) needs {need} bytes ({parts}) and has {memory}",
         hint=hint,
     )

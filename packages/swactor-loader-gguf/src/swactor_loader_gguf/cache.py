@@ -39,6 +39,12 @@ def cache_directory() -> Path:
     base = os.environ.get("XDG_CACHE_HOME", "")
     base = base if os.path.isabs(base) else os.path.expanduser("~/.cache")
     folder = os.path.abspath(os.path.expanduser(chosen)) if chosen else os.path.join(base, "swactor")
+    if not os.path.isabs(folder):
+        raise ModelError(
+            "this user has no home folder for a cache",
+            hint="set SWACTOR_CACHE_DIR to a folder",
+            cause=ModelFailure.CACHE_UNUSABLE,
+        )
     if not is_text(folder):
         raise ModelError(
             f"the name of the cache, {folder!r}, is not valid UTF-8",

@@ -5,7 +5,9 @@ vocabularies are read through the typed getters by others. The file is hostile u
 length is compared with the bytes that are left before anything is allocated, products are Python integers,
 and arrays are walked, never decoded, until someone asks. Every error is a ModelError with field and offset.
 
-A file that is still on its way is read like one that is here: `Contents.need` is asked before every step.
+A file that is still on its way is read like one that is here: `Contents.need` is asked before every step. The
+header is read, not mapped: a map of a file that is cut short meanwhile ends the process, and this one may be
+the run's authority.
 
 Format: the GGUF specification in ggml's `docs/gguf.md`.
 """
@@ -13,7 +15,6 @@ Format: the GGUF specification in ggml's `docs/gguf.md`.
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import stat
 import struct
@@ -38,7 +39,9 @@ MAX_KEY_BYTES = 1 << 16
 MAX_NAME_BYTES = 63  # ggml keeps 64 with the closing zero
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 20
-MAX_REMOTE_HEADER = 1 << 28  # what a server may make its reader fetch before it has shown a tensor
+MAX_HEADER = 1 << 28  # what is read, and fetched, before a tensor was shown
+FIRST_READ = 1 << 20  # bytes of a file that is here
+READ_MORE = 4  # times as much, where that was not the whole header
 MAX_STRINGS = 1 << 24  # all string arrays of a file together: bounds the time of an open
 
 # What is often taken for a model, by its first bytes.
@@ -144,31 +147,42 @@ class Contents(Protocol):
 
 
 class GgufIndex:
-    """The index of the file at `path`, over a read-only map that lives until `close`; `contents` brings the
-    bytes of a file that is not whole yet.
+    """The index of the file at `path`, which stays open until `close`; `contents` brings the bytes of a file
+    that is not whole yet.
 
-    Raises ModelError, naming field and byte offset, for whatever is not a whole GGUF file of version 2 or 3.
+    Raises ModelError, naming field and byte offset, for whatever is not a whole GGUF file of version 2 or 3,
+    and, now or when a value is asked for, for a file that is shortened while it is read.
     """
 
     def __init__(self, path: str, contents: Contents | None = None) -> None:
         self.path = os.path.abspath(path)
         self.name = self.path if contents is None else contents.name
         self._contents = contents
-        self._map, self.file_bytes = _map_file(self.path)
-        self._readable = self.file_bytes if contents is None else 0
+        self._data = b""  # the file's first `_readable` bytes, while the index is made
+        self._readable = 0
         self._position = 0
         self._strings_left = MAX_STRINGS
         self.entries: dict[str, Entry] = {}
         self.tensors: dict[str, TensorEntry] = {}
+        self._descriptor, self.file_bytes = _open_file(self.path)
         try:
             self._read()
         except BaseException:
             self.close()
             raise
+        state = hashlib.sha256(_U64.pack(self.file_bytes))
+        with memoryview(self._data) as view, view[: self.header_bytes] as header:
+            state.update(header)
+        self._digest, self._data = (
+            state.hexdigest(),
+            b"",
+        )  # the vocabulary is most of it, and few ask for that
 
     def close(self) -> None:
-        """Unmaps the file. Idempotent."""
-        self._map.close()
+        """Closes the file. Idempotent."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def fail(self, message: str, offset: int, *, hint: str = "") -> NoReturn:
         """Raises the ModelError that names this file and the byte."""
@@ -191,17 +205,51 @@ class GgufIndex:
         return start
 
     def _need(self, end: int) -> None:
-        """Waits for the bytes before `end` of a file that is on its way."""
-        if self._contents is not None:
-            if end > MAX_REMOTE_HEADER:
-                self.fail(f"the header goes beyond {MAX_REMOTE_HEADER >> 20} MiB", self._position)
-            self._readable = self._contents.need(end)
+        """Reads at least the bytes before `end`, and waits for those of a file that is on its way."""
+        if end <= self._readable:
+            return
+        if end > MAX_HEADER:
+            self.fail(f"the header goes beyond {MAX_HEADER >> 20} MiB", self._position)
+        here = self.file_bytes if self._contents is None else self._contents.need(end)
+        self._read_to(min(max(end, READ_MORE * self._readable, FIRST_READ), here, MAX_HEADER))
+
+    def _read_to(self, end: int) -> None:
+        """All of it again, in one piece: cheaper than to put pieces together."""
+        self._data = self._bytes(0, end)
+        self._readable = end
+
+    def _bytes(self, offset: int, nbytes: int) -> bytes:
+        """That much of the file. Raises ModelError."""
+        found, end = b"", offset + nbytes
+        try:
+            while offset + len(found) < end:
+                more = os.pread(self._descriptor, end - offset - len(found), offset + len(found))
+                if not more:
+                    self._shortened()
+                found = found + more if found else more
+        except OSError as error:
+            raise ModelError(
+                f"{self.name}: cannot be read: {error.strerror}",
+                hint="look in the kernel's log for errors of disk or network",
+            ) from error
+        return found
+
+    def _shortened(self) -> NoReturn:
+        now = os.fstat(self._descriptor).st_size
+        raise ModelError(
+            f"{self.name}: the file was shortened while it was read: {self.file_bytes} bytes when opened, "
+            f"{now} now",
+            hint="put the whole file there again, by a rename and never while it is used",
+            cause=ModelFailure.CONTENT_CHANGED,
+        )
 
     def _u32(self, field: str) -> int:
-        return int(_U32.unpack_from(self._map, self._take(4, field))[0])
+        at = self._take(4, field)
+        return int(_U32.unpack_from(self._data, at)[0])
 
     def _u64(self, field: str) -> int:
-        return int(_U64.unpack_from(self._map, self._take(8, field))[0])
+        at = self._take(8, field)
+        return int(_U64.unpack_from(self._data, at)[0])
 
     def _count(self, field: str, *, cap: int) -> int:
         start = self._position
@@ -217,7 +265,7 @@ class GgufIndex:
             self.fail(f"{field} is {length} bytes long, not 1 to {cap}", start)
         at = self._take(length, field)
         try:
-            return self._map[at : at + length].decode("utf-8")
+            return self._data[at : at + length].decode("utf-8")
         except UnicodeDecodeError:
             self.fail(f"{field} is not valid UTF-8", at)
 
@@ -243,10 +291,10 @@ class GgufIndex:
 
     def _read_version(self) -> None:
         at = self._take(4, "magic")
-        magic = self._map[at : at + 4]
+        magic = self._data[at : at + 4]
         if magic != MAGIC:
             hint = next((hint for start, hint in _OTHER_FILES.items() if magic.startswith(start)), "")
-            if self._map[8:9] == b"{":
+            if self._data[8:9] == b"{":
                 hint = "it is a safetensors file: give a GGUF file, or convert it with llama.cpp's tools"
             self.fail(f"magic is {magic!r}, not {MAGIC!r}", at, hint=hint or "give a GGUF file")
         at = self._position
@@ -273,8 +321,8 @@ class GgufIndex:
         else:
             size = _SIZES[kind]
             at = self._take(size, repr(key))
-            if kind is ValueType.BOOL and self._map[at] > 1:
-                self.fail(f"{key!r} is a bool of value {self._map[at]}, not 0 or 1", at)
+            if kind is ValueType.BOOL and self._data[at] > 1:
+                self.fail(f"{key!r} is a bool of value {self._data[at]}, not 0 or 1", at)
             self.entries[key] = Entry(key, kind, False, 1, at, size)
 
     def _value_type(self, key: str) -> ValueType:
@@ -300,7 +348,7 @@ class GgufIndex:
 
     def _walk_strings(self, key: str, count: int) -> None:
         """Moves past `count` strings by their lengths; a large vocabulary has half a million of them."""
-        position, end, data = self._position, self.file_bytes, self._map
+        position, end = self._position, self.file_bytes
         if count * 8 > end - position:
             self.fail(f"{key!r} claims {count} strings in the {end - position} bytes left", position)
         if count > self._strings_left:
@@ -308,13 +356,13 @@ class GgufIndex:
         self._strings_left -= count
         unpack = _U64.unpack_from
         self._need(min(position + count * 8, end))
-        last = self._readable - 8
+        last, data = self._readable - 8, self._data
         for number in range(count):
             if position > last:
                 if position > end - 8:
                     self.fail(f"{key!r} ends inside the length of string {number} of {count}", position)
                 self._need(position + 8)
-                last = self._readable - 8
+                last, data = self._readable - 8, self._data
             position += 8 + unpack(data, position)[0]
             if position > end:
                 self.fail(
@@ -330,7 +378,7 @@ class GgufIndex:
             return DEFAULT_ALIGNMENT
         if entry.is_array or entry.kind is not ValueType.UINT32:
             self.fail("general.alignment is not a 32-bit unsigned integer", entry.offset)
-        value = int(_U32.unpack_from(self._map, entry.offset)[0])
+        value = int(_U32.unpack_from(self._data, entry.offset)[0])
         if value & (value - 1) or not 1 <= value <= MAX_ALIGNMENT:
             self.fail(f"general.alignment is {value}, not a power of two up to {MAX_ALIGNMENT}", entry.offset)
         return value
@@ -392,17 +440,21 @@ class GgufIndex:
     def scalar(self, entry: Entry) -> int | float | bool | str:
         """The value of a scalar entry. Raises ModelError for text that is not UTF-8."""
         if entry.kind is ValueType.STRING:
-            raw = self._map[entry.offset : entry.offset + entry.nbytes]
+            raw = self._bytes(entry.offset, entry.nbytes)
             try:
                 return raw.decode("utf-8")
             except UnicodeDecodeError as error:
                 self.fail(f"{entry.key!r} is not valid UTF-8", entry.offset + error.start)
-        value: int | float = struct.unpack_from("<" + _FORMATS[entry.kind], self._map, entry.offset)[0]
+        value: int | float = struct.unpack(
+            "<" + _FORMATS[entry.kind], self._bytes(entry.offset, entry.nbytes)
+        )[0]
         return bool(value) if entry.kind is ValueType.BOOL else value
 
     def numbers(self, entry: Entry) -> tuple[int | float | bool, ...]:
         """The elements of a numeric or bool array."""
-        values = struct.unpack_from(f"<{entry.count}{_FORMATS[entry.kind]}", self._map, entry.offset)
+        values = struct.unpack(
+            f"<{entry.count}{_FORMATS[entry.kind]}", self._bytes(entry.offset, entry.nbytes)
+        )
         return tuple(map(bool, values)) if entry.kind is ValueType.BOOL else values
 
     def _typed(self, key: str, kinds: tuple[ValueType, ...], what: str) -> Entry | None:
@@ -464,19 +516,21 @@ class GgufIndex:
         entry = self.array(key, (ValueType.STRING,))
         if entry is None:
             return []
-        result, position, data = [], entry.offset, self._map
-        for _ in range(entry.count):
-            end = position + 8 + _U64.unpack_from(data, position)[0]
-            result.append(data[position + 8 : end])
-            position = end
+        result, position, data = [], 0, self._bytes(entry.offset, entry.nbytes)
+        try:
+            for _ in range(entry.count):
+                end = position + 8 + _U64.unpack_from(data, position)[0]
+                result.append(data[position + 8 : end])
+                position = end
+        except (struct.error, OverflowError):
+            position = -1
+        if position != entry.nbytes:
+            self.fail(f"{key!r} is not what it was when the file was opened", entry.offset)
         return result
 
     def digest(self) -> str:
         """SHA-256, in hexadecimal, of the header with its tensor table and of the file's size."""
-        state = hashlib.sha256(_U64.pack(self.file_bytes))
-        with memoryview(self._map) as view, view[: self.header_bytes] as header:
-            state.update(header)
-        return state.hexdigest()
+        return self._digest
 
 
 _INTEGERS = (
@@ -501,8 +555,8 @@ def _stored_bytes(number: int, dims: tuple[int, ...]) -> int | None:
     return dims[0] // kind.block * kind.block_bytes * rows
 
 
-def _map_file(path: str) -> tuple[mmap.mmap, int]:
-    """A read-only map of a regular file and its size."""
+def _open_file(path: str) -> tuple[int, int]:
+    """A descriptor of a regular file and its size."""
     try:
         # O_NONBLOCK: a named pipe must be refused, not waited for
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -526,11 +580,7 @@ def _map_file(path: str) -> tuple[mmap.mmap, int]:
                 hint="fetch it again",
                 cause=ModelFailure.MALFORMED,
             )
-        try:
-            return mmap.mmap(descriptor, info.st_size, access=mmap.ACCESS_READ), info.st_size
-        except OSError as error:
-            raise ModelError(
-                f"cannot map the model {path!r}: {error.strerror}", hint="is it on a local disk?"
-            ) from error
-    finally:
+    except BaseException:
         os.close(descriptor)
+        raise
+    return descriptor, info.st_size

@@ -36,8 +36,10 @@ class Temporaries:
     def remove(self, stored: Stored) -> bool:
         """See `Storage.remove`."""
         path = Path(stored.path)
-        if path.parent != self._cache / "tmp":
-            raise ResourceError(f"{stored.path!r} is no temporary of {str(self._cache)!r}")
+        if path.parent != self._cache / "tmp" or path.name in ("", ".", ".."):
+            raise ResourceError(
+                f"{stored.path!r} is no temporary of {str(self._cache)!r}", hint="list them again"
+            )
         try:
             with self._locked(path) as free:
                 if not free:

@@ -7,7 +7,6 @@ must not hang the doctor. Every tool that it runs has a bound.
 from __future__ import annotations
 
 import ctypes.util
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -96,9 +95,8 @@ def check_cache() -> CheckResult:
             compiler = environment.find_compiler()
         except SwactorError:
             compiler = ""
-        folder = environment.cache_folder(compiler)
-        if folder.name.startswith("swactor-tinygrad-"):
-            os.rmdir(folder)
+        folder = environment.kept_folder(compiler)
+        if folder is None:
             return CheckResult(
                 CheckStatus.WARN, "compiled kernels cannot be kept between runs", "make ~/.cache writable"
             )

@@ -12,12 +12,13 @@ import platform
 import shutil
 import stat
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from swactor_core.errors import ConfigError, ResourceError
+
+from swactor_worker_tinygrad.passing_kernels import passing_folder
 
 TINYGRAD_VERSION = "0.14.0"
 KNOWN_DEVICES = ("CPU", "CUDA", "METAL", "AMD", "NV", "QCOM", "CL", "WEBGPU", "PYTHON")
@@ -258,22 +259,26 @@ def cpu_key(compiler: str) -> str:
     return digest.hexdigest()
 
 
-def cache_root() -> Path:
-    """Where the folders of compiled kernels are: under XDG_CACHE_HOME or ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "swactor"
+def cache_root() -> Path | None:
+    """Where the folders of compiled kernels are: under XDG_CACHE_HOME or ~/.cache; None for a user without a
+    home."""
+    chosen = os.environ.get("XDG_CACHE_HOME", "")  # to be ignored when it is relative, says its specification
+    base = chosen if os.path.isabs(chosen) else os.path.expanduser("~/.cache")
+    return Path(base) / "swactor" if os.path.isabs(base) else None
 
 
-def cache_folder(compiler: str) -> Path:
-    """A folder for compiled kernels that only this user can write: cached values are unpickled when read.
-
-    Under `cache_root`; a fresh private folder in the temporary directory where that cannot be
-    written. Raises ResourceError when the folder exists and belongs to, or can be written by, somebody else.
-    """
-    folder = cache_root() / f"tinygrad-{TINYGRAD_VERSION}" / cpu_key(compiler)
+def kept_folder(compiler: str) -> Path | None:
+    """A folder for compiled kernels under `cache_root` that only this user can write: cached values are
+    unpickled when read. None where none can be written. Raises ResourceError when the folder belongs to
+    somebody else."""
+    root = cache_root()
+    if root is None:
+        return None
+    folder = root / f"tinygrad-{TINYGRAD_VERSION}" / cpu_key(compiler)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
-        return Path(tempfile.mkdtemp(prefix="swactor-tinygrad-"))
+        return None
     state = folder.stat()
     if state.st_uid != os.geteuid():
         raise ResourceError(
@@ -282,9 +287,12 @@ def cache_folder(compiler: str) -> Path:
         )
     if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         folder.chmod(0o700)
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return Path(tempfile.mkdtemp(prefix="swactor-tinygrad-"))
-    return folder
+    return folder if os.access(folder, os.W_OK | os.X_OK) else None
+
+
+def cache_folder(compiler: str) -> Path:
+    """`kept_folder`, or else one that goes with this process (`passing_kernels`). Raises ResourceError."""
+    return kept_folder(compiler) or passing_folder()
 
 
 def prepare(settings: WorkerSettings) -> dict[str, str]:

@@ -1,7 +1,8 @@
-"""The compiled kernels that this machine keeps: of each tinygrad, processor and compiler a folder.
+"""The compiled kernels that this machine keeps: of each tinygrad, processor and compiler a folder; and what
+processes that were killed have left of those that are not kept.
 
-Knows the folders that `environment` makes and that a worker has its data base open while it lives. Must not
-import tinygrad.
+Knows the folders that `environment` and `passing_kernels` make and that a worker has its data base open while
+it lives. Must not import tinygrad.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from swactor_core.open_files import files_below, open_elsewhere, taken_by
 from swactor_core.spi.storage import Stored, StoredKind
 
 from swactor_worker_tinygrad.environment import cache_root
+from swactor_worker_tinygrad.passing_kernels import nobody_uses, passing_folders
 
 
 class KeptKernels:
@@ -24,13 +26,15 @@ class KeptKernels:
     def stored(self) -> list[Stored]:
         """See `Storage.stored`."""
         try:
-            return [_described(path) for path in self._folders()]
+            return [_described(path) for path in self._folders()] + _left()
         except OSError as error:
-            raise _unusable(cache_root(), error) from error
+            raise _unusable(cache_root() or Path(), error) from error
 
     def remove(self, stored: Stored) -> bool:
         """See `Storage.remove`."""
         path = Path(stored.path)
+        if path in passing_folders():
+            return _remove_left(path)
         if path not in self._folders():
             raise ResourceError(f"{stored.path!r} is no folder of compiled kernels", hint="list them again")
         if _in_use(path):
@@ -44,7 +48,8 @@ class KeptKernels:
         return True
 
     def _folders(self) -> list[Path]:
-        return sorted(path for path in cache_root().glob("tinygrad-*/*") if path.is_dir())
+        root = cache_root()
+        return sorted(path for path in root.glob("tinygrad-*/*") if path.is_dir()) if root is not None else []
 
 
 def _in_use(folder: Path) -> bool:
@@ -55,6 +60,28 @@ def _described(folder: Path) -> Stored:
     nbytes, used = taken_by(folder)
     user = "a process has them open" if _in_use(folder) else ""
     return Stored(StoredKind.KERNELS, str(folder), nbytes, used, user)
+
+
+def _left() -> list[Stored]:
+    found = []
+    for folder in passing_folders():
+        with contextlib.suppress(FileNotFoundError), nobody_uses(folder) as free:
+            nbytes, used = taken_by(folder)
+            user = "" if free else "a process uses it"
+            found.append(Stored(StoredKind.TEMPORARY, str(folder), nbytes, used, user))
+    return found
+
+
+def _remove_left(folder: Path) -> bool:
+    try:
+        with nobody_uses(folder) as free:
+            if free:
+                shutil.rmtree(folder)
+            return free
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        raise _unusable(folder, error) from error
 
 
 def _unusable(path: Path, error: OSError) -> ResourceError:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 import tomllib
+from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 
 from swactor_core.config import (
     ClusterFile,
@@ -24,6 +24,7 @@ from swactor_core.plugins import load_plugins
 from swactor_cli.errors import ExitCode
 from swactor_cli.keys import node_key_file, orchestrator_key_file, public_key_of
 from swactor_cli.output import Output
+from swactor_cli.whole_files import WholeFile
 
 MEMBERSHIP_PORT = 7946
 
@@ -89,10 +90,16 @@ def new_cluster_file(options: NewClusterOptions, output: Output) -> ExitCode:
     """Writes the file with mode 0600. Raises UsageError; an existing file needs `force`."""
     for seed in options.seeds:
         split_host_port(seed)
+        if re.fullmatch(r"[0-9A-Za-z._:%\[\]-]+", seed) is None:
+            raise UsageError(f"--seed {seed!r} is no address", hint="write it like 10.0.0.1:7946")
     choice = choose_plugins(PluginChoice(), {})
     plugins = load_plugins()
     entries = []
-    for part in [part.strip() for part in options.nodes.split(",") if part.strip()]:
+    parts = [part.strip() for part in options.nodes.split(",") if part.strip()]
+    names = Counter(part.partition("=")[0] for part in parts)
+    for name in (name for name, count in names.items() if count > 1):
+        raise UsageError(f"--nodes has {name!r} twice", hint="give each node a name of its own")
+    for part in parts:
         name, given, key = part.partition("=")
         if given and not re.fullmatch(r"[0-9a-f]{64}", key):
             raise UsageError(
@@ -117,22 +124,19 @@ def new_cluster_file(options: NewClusterOptions, output: Output) -> ExitCode:
         port=split_host_port(options.seeds[0])[1] if options.seeds else MEMBERSHIP_PORT,
     )
     validated(ClusterFile, tomllib.loads(text), origin="the new cluster file")
-    _write(Path(options.out), text, force=options.force)
+    _write(options.out, text, force=options.force)
     if not options.seeds:
         output.warning(f"no --seed: put one into {options.out}, or the nodes will not find each other")
     output.note(f"wrote {options.out}: copy it to every machine")
     return ExitCode.COMPLETED
 
 
-def _write(path: Path, text: str, *, force: bool) -> None:
+def _write(path: str, text: str, *, force: bool) -> None:
     try:
-        flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
-        with os.fdopen(os.open(path, flags, 0o600), "w") as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(text)
+        with closing(WholeFile(path, private=True, replace=force)) as file:
+            file.write(text.encode())
+            file.commit(durable=True)
     except FileExistsError:
-        raise UsageError(
-            f"{str(path)!r} is there already", hint="choose another --out, or add --force"
-        ) from None
+        raise UsageError(f"{path!r} is there already", hint="choose another --out, or add --force") from None
     except OSError as error:
-        raise UsageError(f"--out {str(path)!r}: {error.strerror}", hint="name a file to write") from None
+        raise UsageError(f"--out {path!r}: {error.strerror}", hint="name a file to write") from None

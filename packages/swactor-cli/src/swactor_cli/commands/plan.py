@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file
+from swactor_core.hosting import local_names
 from swactor_core.ids import NodeId, RunId, node_hex, node_id_of
 from swactor_core.plan import EdgeEndpoint, GgufSource, RunPlan
 from swactor_core.planner import (
@@ -59,7 +60,7 @@ def plan(options: PlanOptions, output: Output) -> ExitCode:
     settings = worker_settings(options.device, options.worker_options)
     if file is None:
         count = 2 if options.nodes is None else options.nodes
-        names = {NodeId(index + 1): f"node-{index}" for index in range(count)}
+        names = {NodeId(index + 1): name for index, name in enumerate(local_names(count))}
         each = None if options.memory is None else parse_bytes(options.memory, option="--memory")
         declared = dict.fromkeys(names, each)
     else:
@@ -79,7 +80,9 @@ def plan(options: PlanOptions, output: Output) -> ExitCode:
             prefill_chunk=options.prefill_chunk,
         )
         extra = _worker_memory(model, worker, choices, settings=settings, output=output)
-        inventory = tuple(NodeCapacity(node_id, memory, extra) for node_id, memory in declared.items())
+        inventory = tuple(
+            NodeCapacity(node_id, memory, extra, names[node_id]) for node_id, memory in declared.items()
+        )
         made = plan_run(
             inventory,
             model.facts,

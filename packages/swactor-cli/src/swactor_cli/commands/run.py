@@ -13,6 +13,7 @@ from typing import Any
 from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file, offline
 from swactor_core.errors import UsageError
 from swactor_core.hosting import (
+    local_names,
     memory_of_workers,
     nodes_in_process,
     refuse_separate_processes,
@@ -56,10 +57,11 @@ EXIT_OF = {
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """The command's options, as given."""
+    """The command's options, as given. `prompt` is the text of `prompt_file` where that is given."""
 
     model: str
     prompt: str | None
+    prompt_file: str | None
     prompt_ids: str | None
     system: str | None
     raw: bool
@@ -96,6 +98,7 @@ def run(options: RunOptions, output: Output) -> ExitCode:
     else:
         refuse_separate_processes(plugins, choice)
     nodes = (2 if options.nodes is None else options.nodes) if file is None else len(file.cluster.nodes)
+    names = local_names(nodes) if file is None else [node.name for node in file.cluster.nodes]
     loader = plugins.select(Kind.LOADER, choice.loader).factory()
     with ExitStack() as closing:
         path, model = open_model(loader, options.model, output)
@@ -125,13 +128,20 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         )
         mine = say({"worker": plugins.select(Kind.WORKER, choice.worker).name, "settings": worker})
         _check_plan(
-            request, [NodeCapacity(NodeId(index + 1), memory, mine) for index in range(nodes)], output
+            request,
+            [NodeCapacity(NodeId(i + 1), memory, mine, name) for i, name in enumerate(names)],
+            output,
         )
         request = replace(request, worker_memory=say)
         refuse_unfit_model(plugins, choice, whole, positions=positions)
         if file is None and offline() and model.to_fetch(0, model.facts.num_layers):
             model.fetch(0, model.facts.num_layers)  # which says what is missing: nodes here have this cache
-        side = SideFiles(options.events, options.logits)
+        inputs = {
+            "the model": path,
+            "the prompt file": options.prompt_file,
+            "the cluster file": options.cluster,
+        }
+        side = SideFiles(options.events, options.logits, inputs=inputs)
         closing.callback(side.close)
 
         def make_session() -> LocalSession | ClusterSession:
@@ -155,7 +165,7 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         interrupts = Interrupts()
         interrupts.catch()
         result = runner.run(_drive(make_session, request, display, side, output, interrupts))
-        side.close()
+        side.finish()
         return _finish(result, display, side, output)
 
 
@@ -309,6 +319,7 @@ def _record(result: RunResult, figures: dict[str, Any], text: str) -> dict[str, 
             "detail": fault.detail,
             "stage_index": fault.stage_index,
             "node_id": None if fault.node_id is None else node_hex(fault.node_id),
+            "node_name": fault.node_name or None,
             "edge_id": fault.edge_id,
             "ring_id": fault.ring_id,
         }

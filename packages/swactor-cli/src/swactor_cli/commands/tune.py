@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn
 from swactor_core.config import PluginChoice, choose_plugins
-from swactor_core.hosting import refuse_unfit_model
+from swactor_core.hosting import local_names, refuse_unfit_model
 from swactor_core.ids import NodeId, RunId
 from swactor_core.machines.provisioning import provision_stage, stage_config
 from swactor_core.plan import GgufSource
@@ -25,6 +25,7 @@ from swactor_cli.errors import ExitCode
 from swactor_cli.models import open_model
 from swactor_cli.output import Output
 from swactor_cli.progress import PHASES
+from swactor_cli.terminal import harmless_line
 from swactor_cli.worker_options import worker_settings
 
 
@@ -49,7 +50,10 @@ def tune(options: TuneOptions, output: Output) -> ExitCode:
     name, model = open_model(plugins.select(Kind.LOADER, choice.loader).factory(), options.model, output)
     try:
         made = plan_run(
-            tuple(NodeCapacity(NodeId(index + 1)) for index in range(options.nodes)),
+            tuple(
+                NodeCapacity(NodeId(index + 1), name=name)
+                for index, name in enumerate(local_names(options.nodes))
+            ),
             model.facts,
             source=GgufSource(name, model.digest(), model.outline()),
             choices=RuntimeChoices(
@@ -98,7 +102,7 @@ class _Bar:
     """How far a stage is, on a terminal."""
 
     def __init__(self, output: Output, index: int) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24))
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=24))
         self._bars = Progress(*columns, console=output.talk, transient=True) if output.interactive else None
         self._stage = f"stage {index}"
         self._output, self._searching = output, False
@@ -115,7 +119,7 @@ class _Bar:
 
     def show(self, progress: LoadProgress) -> None:
         if self._bars is not None:
-            what = f"{self._stage}: {PHASES.get(progress.phase, progress.phase)}"
+            what = harmless_line(f"{self._stage}: {PHASES.get(progress.phase, progress.phase)}")
             self._bars.update(self._task, description=what, completed=progress.done, total=progress.total)
         elif progress.phase == "search" and not self._searching:
             self._searching = True

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from swactor_core.events import EventName
 from swactor_core.faults import Component, Fault, FaultReason
 from swactor_core.fsm import Action, Emit, Machine, Outcome, Row, Send
-from swactor_core.ids import RunId, Sequence, StageIndex, node_hex
+from swactor_core.ids import NodeId, RunId, Sequence, StageIndex, node_hex
 from swactor_core.machines.pool import PlanCommitted, PoolAborted, PoolReady
 from swactor_core.machines.provisioning import provision_stage, token_edges
 from swactor_core.machines.run_effects import (
@@ -148,7 +148,10 @@ class Run(Machine[RunState]):
         ),
     )
 
-    def __init__(self, run_id: RunId, *, bounds: RunBounds, prefill_chunk: int) -> None:
+    def __init__(
+        self, run_id: RunId, *, bounds: RunBounds, prefill_chunk: int, names: dict[NodeId, str] | None = None
+    ) -> None:
+        """`names` are for people, of the nodes as far as anybody knows them yet."""
         super().__init__()
         self.run_id = run_id
         self.outcome: RunOutcome | None = None
@@ -163,7 +166,7 @@ class Run(Machine[RunState]):
         self._ready: set[StageIndex] = set()
         self._fetched: dict[StageIndex, int] = {}
         self._endpoints = False
-        self._teardown = RunTeardown()
+        self._teardown = RunTeardown(names={} if names is None else names)
 
     def _planned_run(self) -> RunPlan:
         assert self.plan is not None

@@ -15,6 +15,9 @@ from swactor_core.messages import StageStats, StageStopped
 
 @dataclass(slots=True)
 class RunTeardown:
+    """`names` of the nodes are for people, and may become more while the run lasts."""
+
+    names: dict[NodeId, str] = field(default_factory=dict)
     nodes: dict[StageIndex, NodeId] = field(default_factory=dict)
     endpoints_opened: bool = False
     endpoints_stopped: bool = False
@@ -24,13 +27,14 @@ class RunTeardown:
     _unproven: tuple[str, ...] = ()
 
     def placed(self, fault: Fault) -> Fault:
-        """With the stage of its node, or the node of its stage, where only one of them was known."""
+        """With the stage of its node, or the node of its stage, where only one of them was known, and by
+        name."""
         stage, node = fault.stage_index, fault.node_id
         if stage is None and node is not None:
             stage = next((index for index, of in self.nodes.items() if of == node), None)
         elif node is None and stage is not None:
             node = self.nodes.get(stage)
-        return replace(fault, stage_index=stage, node_id=node)
+        return replace(fault, stage_index=stage, node_id=node).named(self.names)
 
     def note_stopped(self, event: StageStopped) -> None:
         self._stopped[event.stage_index] = event

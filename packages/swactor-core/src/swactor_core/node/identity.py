@@ -23,12 +23,18 @@ def fresh_epoch() -> int:
 
 
 def state_directory() -> Path:
-    """`SWACTOR_STATE_DIR`, else the XDG state directory, else `~/.local/state`, with `swactor` below it."""
+    """`SWACTOR_STATE_DIR`, else the XDG state directory, else `~/.local/state`, with `swactor` below it.
+    Raises ConfigError for a user without a home."""
     explicit = os.environ.get("SWACTOR_STATE_DIR")
     if explicit:
         return Path(explicit)
     base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "swactor"
+    try:
+        return (Path(base) if base else Path.home() / ".local" / "state") / "swactor"
+    except RuntimeError:
+        raise ConfigError(
+            "this user has no home folder to keep keys in", hint="set SWACTOR_STATE_DIR to a folder"
+        ) from None
 
 
 def load_or_create_seed(path: Path) -> bytes:

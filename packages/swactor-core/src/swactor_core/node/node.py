@@ -163,7 +163,8 @@ class Node:
         """Boots, serves and ends; returns why it ended, None for an ordered stop."""
         self.start()
         try:
-            return await self.ended
+            fault = await self.ended
+            return None if fault is None else fault.named({self.node_id: self.settings.name})
         finally:
             await self.close()
 

@@ -6,6 +6,8 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 PR_SET_PDEATHSIG = 1
 
@@ -26,3 +28,16 @@ def die_with_parent(parent: int) -> None:
 def ignore_terminal_interrupt() -> None:
     """Ctrl-C reaches every process of the group; only the command decides what it means."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+@contextmanager
+def born_deaf() -> Iterator[None]:
+    """Processes that are started meanwhile have SIGINT blocked from their first instruction on, which exec
+    hands on, until they call `ignore_terminal_interrupt`; here it is only late. Uses may overlap."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        if signal.SIGINT not in before:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -27,6 +27,7 @@ from swactor_core.messages import (
     ProcessNotificationKind,
 )
 from swactor_core.node.event_pipe import EventPipe
+from swactor_core.node.process import born_deaf
 
 log = logging.getLogger(__name__)
 
@@ -108,18 +109,19 @@ class WorkerProcess:
             lambda why: self._bad_event(generation, why),
         )
         try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "swactor_core.worker",
-                *self._arguments,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=events.writer,
-                stderr=asyncio.subprocess.PIPE,
-                pass_fds=(fd,) if fd >= 0 else (),
-                env=environment,
-                limit=MAX_LINE,
-            )
+            with born_deaf():
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "swactor_core.worker",
+                    *self._arguments,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=events.writer,
+                    stderr=asyncio.subprocess.PIPE,
+                    pass_fds=(fd,) if fd >= 0 else (),
+                    env=environment,
+                    limit=MAX_LINE,
+                )
         except OSError as error:
             self._notify(generation, ProcessNotificationKind.ERROR, 0, f"cannot start the worker: {error}")
             events.close()

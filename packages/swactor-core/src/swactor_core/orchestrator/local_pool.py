@@ -22,6 +22,7 @@ from swactor_core.config import ClusterConfig, NodeSettings
 from swactor_core.errors import ResourceError
 from swactor_core.ids import NodeId
 from swactor_core.node.control import CONTROL
+from swactor_core.node.process import born_deaf
 from swactor_core.node.worker_process import exit_text
 
 log = logging.getLogger(__name__)
@@ -42,15 +43,16 @@ class _Child:
 
 async def _spawn() -> asyncio.subprocess.Process:
     """A node process that waits for its settings. Raises OSError."""
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "swactor_core.node",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "SWACTOR_PARENT": str(os.getpid())},
-    )
+    with born_deaf():
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "swactor_core.node",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "SWACTOR_PARENT": str(os.getpid())},
+        )
 
 
 class NodesAhead:
@@ -109,7 +111,10 @@ class LocalPool:
         try:
             process = self._ahead.take() or await _spawn()
         except OSError as error:
-            raise ResourceError(f"cannot start node {settings.name!r}: {error}") from None
+            raise ResourceError(
+                f"cannot start node {settings.name!r}: {error}",
+                hint="this user must be able to run that Python, and to have more processes",
+            ) from None
         assert process.stdin is not None
         process.stdin.write(settings.model_dump_json().encode() + b"\n")
         talk: deque[str] = deque(maxlen=STDERR_LINES)

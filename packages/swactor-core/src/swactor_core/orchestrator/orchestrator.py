@@ -18,7 +18,7 @@ from swactor_core.actors import ActorSystem, MachineActor
 from swactor_core.config import ClusterConfig, PluginChoice, split_host_port
 from swactor_core.errors import ResourceError, SwactorError
 from swactor_core.events import EventName
-from swactor_core.faults import Component, Fault, FaultReason
+from swactor_core.faults import Component, Fault, FaultReason, named_node
 from swactor_core.fsm import Effect, Send
 from swactor_core.hosting import WorkersSay
 from swactor_core.ids import NodeId, RunId, StageIndex, node_id_of
@@ -193,6 +193,7 @@ class Orchestrator:
         self.node_id: NodeId = node_id_of(self.public_key)
         self._peers = PeerBook(cluster, {bytes.fromhex(key) for key in cluster.orchestrators})
         self._peers.on_member = self._member_changed
+        self.names = {node_id_of(bytes.fromhex(node.public_key)): node.name for node in cluster.nodes}
         self._links: dict[NodeId, NodeLink] = {}
         self._before_run: list[NodeLost | NodeFaulted] = []
         self._edge_ids = EdgeIdAllocator(secrets.randbits(32) << 16 | 1)
@@ -314,13 +315,13 @@ class Orchestrator:
         self._finished = asyncio.get_running_loop().create_future()
         self._run_ids += 1
         run_id = RunId(self._run_ids)
-        run = Run(run_id, bounds=request.bounds, prefill_chunk=request.prefill_chunk)
+        run = Run(run_id, bounds=request.bounds, prefill_chunk=request.prefill_chunk, names=self.names)
         gate = PoolGate(
             candidates,
             convergence_window=pool.convergence_window,
             deadline=pool.deadline,
             wait_for_lost=pool.wait_for_lost,
-            names={node_id_of(bytes.fromhex(node.public_key)): node.name for node in self._cluster.nodes},
+            names=self.names,
         )
         self._pool_gate, self._run = gate, run
         sampler = None
@@ -453,7 +454,12 @@ class Orchestrator:
         try:
             plan = plan_run(
                 tuple(
-                    NodeCapacity(node.node_id, node.memory_bytes, None if say is None else say(node.worker))
+                    NodeCapacity(
+                        node.node_id,
+                        node.memory_bytes,
+                        None if say is None else say(node.worker),
+                        self.names.get(node.node_id, node.name),
+                    )
                     for node in nodes
                 ),
                 request.facts,
@@ -470,6 +476,7 @@ class Orchestrator:
     # --- evidence and reports ---
 
     def _member_changed(self, member: Member) -> None:
+        self.names.setdefault(member.node_id, member.name)
         link = self._links.get(member.node_id)
         if link is not None:
             link.seen(alive=member.state is MemberState.ALIVE)
@@ -488,7 +495,7 @@ class Orchestrator:
                 for event in events:
                     self.bus.forward(event)
                 if dropped:
-                    log.warning("node %016x dropped %d events", node_id, dropped)
+                    log.warning("node %s dropped %d events", named_node(node_id, self.names), dropped)
             case NodeFaulted():
                 self._to_pool(message)
                 # The run hears it before what the same node's stage says of its end, which is no cause.

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from swactor_core.config import ClusterConfig, ClusterFile, NodeSettings, PluginChoice
 from swactor_core.errors import UsageError
-from swactor_core.hosting import nodes_in_process, refuse_separate_processes, worker_in_process
+from swactor_core.hosting import local_names, nodes_in_process, refuse_separate_processes, worker_in_process
 from swactor_core.ids import NodeId, node_hex, node_id_of
 from swactor_core.node.addresses import advertised_host
 from swactor_core.observe.bus import Sink
@@ -133,10 +133,11 @@ class LocalSession(_Session):
             host, port = self.orchestrator.membership_address
             cluster = cluster.model_copy(update={"seeds": (f"{host}:{port}",)})
             candidates = []
-            for index in range(self._nodes):
+            for name in local_names(self._nodes):
                 key = secrets.token_bytes(32)
                 candidates.append(node_id_of(public_key_of(key)))
-                await self.pool.start(self._settings(f"node-{index}", key, cluster), candidates[-1])
+                self.orchestrator.names[candidates[-1]] = name
+                await self.pool.start(self._settings(name, key, cluster), candidates[-1])
             self._candidates = tuple(candidates)
         except BaseException:
             await self._end()

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import gc
 
-if (
-    __name__ == "__main__"
-):  # what a start makes stays: it is walked over neither now nor later (`_Process.emit`)
+# What a start makes stays: it is walked over neither now nor later (`_Process.emit`).
+if __name__ == "__main__":
     gc.disable()
 
 import argparse
@@ -26,6 +25,7 @@ from typing import Any
 from swactor_core.errors import ResourceError
 from swactor_core.machines.worker_effects import ExitCode
 from swactor_core.messages import RoleConfigured, WorkerReady
+from swactor_core.node.process import ignore_terminal_interrupt
 from swactor_core.plugins import Plugins, load_modules, load_plugins
 from swactor_core.spi.arena import ArenaPlugin, ArenaView
 from swactor_core.spi.provider import Kind
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not _die_with_parent(options.parent_pid):
         sys.stderr.write("worker: the node that started this process is not its parent any more\n")
         return ExitCode.CONTROL_LOST
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the node decides
+    ignore_terminal_interrupt()
     commands_fd, events_fd = _claim_stdio()
     faulthandler.enable()
     logging.basicConfig(stream=sys.stderr, format="worker: %(name)s: %(message)s")

@@ -17,10 +17,12 @@ _CHAPTERS = (
     "edges",
     "fetching",
     "judging",
+    "keeping",
     "loader",
     "membership",
     "offers",
     "rings",
+    "setting",
     "stages",
     "tokenizer",
     "transport",
@@ -37,9 +39,11 @@ from swactor_testing.conformance.capabilities import (  # noqa: E402
     ArenaCapabilities,
     LoaderCapabilities,
     MembershipCapabilities,
+    StorageCapabilities,
     TransportCapabilities,
     WorkerCapabilities,
 )
+from swactor_testing.conformance.keeping import Kept, StorageContract  # noqa: E402
 from swactor_testing.conformance.loader import LoaderContract  # noqa: E402
 from swactor_testing.conformance.membership import MembershipContract  # noqa: E402
 from swactor_testing.conformance.transport import TransportContract  # noqa: E402
@@ -48,10 +52,13 @@ from swactor_testing.conformance.worker import WorkerContract  # noqa: E402
 __all__ = [
     "ArenaCapabilities",
     "ArenaContract",
+    "Kept",
     "LoaderCapabilities",
     "LoaderContract",
     "MembershipCapabilities",
     "MembershipContract",
+    "StorageCapabilities",
+    "StorageContract",
     "TransportCapabilities",
     "TransportContract",
     "WorkerCapabilities",

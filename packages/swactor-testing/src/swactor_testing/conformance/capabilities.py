@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swactor_core.spi.loader import StageManifest
+from swactor_core.spi.provider import Kind
+from swactor_core.spi.storage import StoredKind
 
 NOTHING: Mapping[str, Any] = {}
 
@@ -66,7 +68,8 @@ class WorkerCapabilities:
     `in_process` as in its provider's capabilities: several live in one process, on its event loop.
     `deterministic`: the same prompt gives the same ids. `split_invariant`: however layers are divided over
     stages. `expected`: the ids that greedy sampling makes of `prompt`, where they are known. `copy_polls` is
-    how often the kit asks for the completion of one copy, a millisecond apart."""
+    how often the kit asks for the completion of one copy, a millisecond apart. `wrong_settings` are values
+    that the provider's `check_settings` refuses, by name."""
 
     provider: str
     manifest: Callable[[int, int], StageManifest]
@@ -79,6 +82,7 @@ class WorkerCapabilities:
     split_invariant: bool = True
     expected: tuple[int, ...] = ()
     copy_polls: int = 2000
+    wrong_settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +102,13 @@ class LoaderCapabilities:
     fetches: bool = False
     pre_tokenizers: tuple[str, ...] = ()
     suppressed: Mapping[str, frozenset[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StorageCapabilities:
+    """`kind` and `provider` are of what is registered with a `storage()`; `kinds` are those of what it
+    keeps."""
+
+    kind: Kind
+    provider: str
+    kinds: tuple[StoredKind, ...]

@@ -1,6 +1,6 @@
 """The worker contract (spec sections 28 to 32): events in order behind the harness, and as a process.
 
-With `judging.py`, `stages.py` and `device.py` below it; the guarantees are those of
+With `setting.py`, `judging.py`, `stages.py` and `device.py` below it; the guarantees are those of
 `swactor_core.spi.worker`.
 The harness around a backend is the core's; what is tested is that a backend does not make it lie.
 """
@@ -40,7 +40,7 @@ from swactor_core.specs import RingDirection
 from swactor_core.spi.provider import Kind
 
 from swactor_testing.conformance.bounds import same_bytes
-from swactor_testing.conformance.judging import JudgingContract
+from swactor_testing.conformance.setting import SettingsContract
 from swactor_testing.conformance.worker_rig import (
     HarnessedStage,
     Stages,
@@ -62,7 +62,7 @@ from swactor_testing.worker_kit import (
 )
 
 
-class WorkerContract(JudgingContract):
+class WorkerContract(SettingsContract):
     """Everything a worker backend keeps. Heirs give the fixture `plugin`, which is the provider's factory,
     and `capabilities`."""
 
