@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 
 from swactor_core.actors import ActorSystem
-from swactor_core.codec import MAX_LINE, MessageCodec
+from swactor_core.codec import MAX_LINE, CodecError, MessageCodec
 from swactor_core.fsm import Effect
 from swactor_core.ids import WorkerGeneration
 from swactor_core.machines.worker_ctl import ME
@@ -31,6 +31,8 @@ from swactor_core.node.event_pipe import EventPipe
 log = logging.getLogger(__name__)
 
 STDERR_LINES = 40
+STDERR_CHARACTERS = 2_000
+"""Of a line that is kept: the last one becomes part of a fault."""
 MAX_UNREAD_COMMANDS = 16 * 1024 * 1024
 DRAIN_BOUND = 1.0
 
@@ -85,7 +87,12 @@ class WorkerProcess:
         process = self._process
         if process is None or generation != self._generation or process.stdin is None:
             return
-        process.stdin.write(_COMMANDS.encode(command) + b"\n")
+        try:
+            line = _COMMANDS.encode(command)
+        except CodecError as error:
+            self._notify(generation, ProcessNotificationKind.ERROR, process.pid, f"cannot command it: {error}")
+            return
+        process.stdin.write(line + b"\n")
         if process.stdin.transport.get_write_buffer_size() > MAX_UNREAD_COMMANDS:
             detail = f"the worker does not read its commands: {MAX_UNREAD_COMMANDS} bytes are waiting"
             self._notify(generation, ProcessNotificationKind.ERROR, process.pid, detail)
@@ -170,7 +177,7 @@ async def _read_talk(stderr: asyncio.StreamReader, talk: deque[str]) -> None:
             return
         text = line.decode(errors="replace").rstrip()
         if text:
-            talk.append(text)
+            talk.append(text[:STDERR_CHARACTERS])
             log.info("worker: %s", text)
 
 
