@@ -267,6 +267,10 @@ class SwimMembership:
                     by.state,
                     by.epoch,
                 )
+                try:
+                    self._context.on_over(by)
+                except Exception:
+                    _LOG.exception("listener failed on %s", by)
 
     def _transmit(self, address: Address, datagram: bytes) -> None:
         host, port = address

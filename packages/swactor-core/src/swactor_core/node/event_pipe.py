@@ -74,7 +74,7 @@ class EventPipe:
         if self._later is None:
             self._take()
         elif len(self._lines) > _WAITING_LINES and not self._at_end:
-            # Hints take a turn each: who sends them faster than that has to wait, and not this memory to grow.
+            # Hints take a turn each: who sends them faster has to wait, and not this memory to grow.
             self._paused = True
             self._loop.remove_reader(self._fd)
 

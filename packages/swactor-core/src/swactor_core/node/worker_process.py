@@ -90,7 +90,9 @@ class WorkerProcess:
         try:
             line = _COMMANDS.encode(command)
         except CodecError as error:
-            self._notify(generation, ProcessNotificationKind.ERROR, process.pid, f"cannot command it: {error}")
+            self._notify(
+                generation, ProcessNotificationKind.ERROR, process.pid, f"cannot command it: {error}"
+            )
             return
         process.stdin.write(line + b"\n")
         if process.stdin.transport.get_write_buffer_size() > MAX_UNREAD_COMMANDS:
