@@ -1,4 +1,4 @@
-"""A damaged ring ends its pump with a fault (spec sections 25 and 36), whichever call of the pump meets it."""
+"""A damaged ring ends its pump with a fault (spec sections 25 and 36), whichever call meets it."""
 
 from __future__ import annotations
 
