@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from swactor_core.ids import NodeId, RunId, StageIndex
 from swactor_core.messages import Address, EventReport, StageReady, StageStopped
 from swactor_core.node import control
 from swactor_core.node.control import CONTROL, BootHistory, ControlService, ReportQueue
+from swactor_core.node.worker_process import STDERR_CHARACTERS, _read_talk
 from swactor_core.observe.bus import EventBus
 from swactor_core.orchestrator.links import NodeLink
 from swactor_core.spi.transport import MAX_CONTROL_FRAME
@@ -131,3 +133,13 @@ async def test_a_command_that_cannot_be_sent_is_heard_of_too() -> None:
     assert "no frame" in str(failures[0])
     await link.close()
     await system.shutdown()
+
+
+async def test_last_words_of_a_worker_without_end_are_kept_short() -> None:
+    """They become part of a fault, which has to reach the orchestrator."""
+    stderr = asyncio.StreamReader(limit=4 * MAX_LINE)
+    stderr.feed_data(b"first\n" + b"y" * (3 * MAX_LINE) + b"\n")
+    stderr.feed_eof()
+    talk: deque[str] = deque(maxlen=3)
+    await _read_talk(stderr, talk)
+    assert list(talk) == ["first", "y" * STDERR_CHARACTERS]
