@@ -27,6 +27,7 @@ from swactor_core.messages import (
     ProcessNotificationKind,
 )
 from swactor_core.node.event_pipe import EventPipe
+from swactor_core.node.process import exited
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +141,8 @@ class WorkerProcess:
         try:
             assert process.stderr is not None
             stderr = asyncio.ensure_future(_read_talk(process.stderr, talk))
-            await process.wait()
+            events.ended.add_done_callback(lambda _: self._after_events(generation, process))
+            await exited(process)
             # A grandchild may hold the pipes open; what the worker itself wrote is there at once.
             await asyncio.wait((events.ended, stderr), timeout=DRAIN_BOUND)
             stderr.cancel()
@@ -163,6 +165,16 @@ class WorkerProcess:
             f"{detail}{f'; it said: {last}' if last else ''}",
             cause=cause,
         )
+
+    def _after_events(self, generation: WorkerGeneration, process: asyncio.subprocess.Process) -> None:
+        """A worker's last event comes right before its end: one that lives on can tell nothing any more."""
+
+        def look() -> None:
+            if process.returncode is None:
+                detail = "the worker closed its event stream and lives"
+                self._notify(generation, ProcessNotificationKind.ERROR, process.pid, detail)
+
+        asyncio.get_running_loop().call_later(DRAIN_BOUND, look)
 
     def _bad_event(self, generation: WorkerGeneration, why: str) -> None:
         pid = 0 if self._process is None else self._process.pid
