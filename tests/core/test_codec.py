@@ -113,6 +113,12 @@ def test_a_line_over_the_limit_is_refused_by_size() -> None:
         COMMANDS.decode(b" " * (MAX_LINE + 1))
 
 
+def test_what_the_other_side_would_refuse_is_not_written() -> None:
+    role = ConfigureRole(RoleId(1), {"text": "x" * MAX_LINE})
+    with pytest.raises(CodecError, match=f"ConfigureRole of .* bytes, at most {MAX_LINE}"):
+        COMMANDS.encode(role)
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

@@ -67,9 +67,9 @@ class Network:
             raise EdgeClosed("the end")
         return arrived
 
-    def arrives(self) -> Stream:
+    def arrives(self, edge_id: EdgeId = EDGE) -> Stream:
         stream = Stream()
-        self.arriving.put_nowait((PEER, EDGE, stream))
+        self.arriving.put_nowait((PEER, edge_id, stream))
         return stream
 
 
@@ -165,3 +165,31 @@ async def test_a_stop_of_an_edge_that_the_driver_has_nothing_of_is_nothing(rig: 
     tell(rig, StopEdge(EDGE))
     tell(rig, RECEIVE)
     assert await rig.hears() == DriverEdgeReady(EDGE)
+
+
+async def test_a_peer_that_names_edges_without_end_is_not_remembered_without_end(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_plane, "PENDING_STREAM_BOUND", 0.0)
+    streams = [rig.network.arrives(EdgeId(number)) for number in range(1, 3 * data_plane.UNASKED_KEPT)]
+    for stream in streams:
+        assert await rig.refuses() == "UnknownEdge"
+        await asyncio.wait_for(stream.stopped.wait(), 10)
+    actors = [address for address in rig.system._mailboxes if address.component is Component.DRIVER]
+    assert len(actors) <= data_plane.UNASKED_KEPT + 1
+    assert len(rig.driver._rendezvous) <= data_plane.UNASKED_KEPT
+    latest = EdgeId(3 * data_plane.UNASKED_KEPT - 1)
+    again = rig.network.arrives(latest)
+    assert await rig.refuses() == "UnknownEdge"
+    await asyncio.wait_for(again.stopped.wait(), 10)
+
+
+async def test_a_stream_of_edge_0_is_refused_and_harms_nobody(rig: Rig) -> None:
+    stream = rig.network.arrives(EdgeId(0))
+    assert await rig.refuses() == "UnknownEdge"
+    await asyncio.wait_for(stream.stopped.wait(), 10)
+    tell(rig, RECEIVE)
+    rig.network.arrives()
+    assert await rig.hears() == DriverEdgeReady(EDGE)
+    tell(rig, StopEdge(EDGE))
+    assert await rig.hears() == PumpStopped(EDGE, RING)

@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from swactor_core.codec import MAX_LINE, MessageCodec
+from swactor_core.codec import MessageCodec
 from swactor_core.ids import RingId, RoleId
 from swactor_core.messages import WORKER_EVENTS, RingReadable, RingWritable, RoleReset
-from swactor_core.node.event_pipe import EventPipe
+from swactor_core.node.event_pipe import MAX_EVENT_LINE, EventPipe
 
 ENCODE = MessageCodec(WORKER_EVENTS).encode
 EVENTS = [RingWritable(RingId(1)), RoleReset(RoleId(2)), RingWritable(RingId(3))]
@@ -70,7 +70,8 @@ async def test_what_a_hint_causes_happens_before_the_rest_is_read(heard: Heard) 
     [
         (b"{\n", "not JSON"),
         (lines(EVENTS[0])[:-5], "no end"),
-        (b"x" * (MAX_LINE + 1), "over the limit"),
+        (b"x" * (MAX_EVENT_LINE + 1), "over the limit"),
+        (b"x" * (MAX_EVENT_LINE + 1) + b"\n", "over the limit"),
     ],
 )
 async def test_what_is_no_event_ends_the_pipe_by_name(heard: Heard, data: bytes, named: str) -> None:
@@ -99,3 +100,25 @@ async def test_closing_while_events_wait_drops_them_and_frees_the_descriptor(hea
     assert heard.log == [RingReadable(RingId(9)), "turn"]
     with pytest.raises(BrokenPipeError):
         os.write(heard.writer, b"x")
+
+
+async def test_hints_without_end_wait_in_the_worker_and_not_in_the_node(heard: Heard) -> None:
+    """Each is worth a turn of the loop; who writes faster than that fills its pipe, and then waits."""
+    hint, count = RingReadable(RingId(9)), 30_000
+    most = 0
+    data = memoryview(lines(hint) * count)
+
+    def feed() -> None:
+        view = data
+        while view:
+            view = view[os.write(heard.writer, view) :]
+        heard.end()
+
+    feeding = asyncio.ensure_future(asyncio.to_thread(feed))
+    while not heard.pipe.ended.done():
+        most = max(most, len(heard.pipe._lines))
+        await asyncio.sleep(0)
+    await feeding
+    assert sum(event == hint for event in heard.log) == count
+    assert heard.errors == []
+    assert most < 5_000, f"{most} lines waited in memory"

@@ -165,7 +165,7 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
             [*BOOT[name], (NO_PORT, (*((BOOTED,) if name in STARTING else ()), *UNAVAILABLE))],
             S.FAULTED,
         )
-        for name in ("worker", "transport", "membership")
+        for name in ("worker", "transport", "membership", "available")
     },
     **{
         f"the worker is lost for good: {name}": (

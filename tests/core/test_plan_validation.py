@@ -42,12 +42,21 @@ def three_stages() -> RunPlan:
         runtime=RuntimePlan((1, 2, 3), SamplingPolicy(), TokenOutputPolicy.TOKEN_IDS),
         stages=tuple(
             StagePlan(
-                RunId(7), StageIndex(i), 3, NodeId(i + 1), SOURCE, 2 * i, 2 * i + 2, EdgeId(i), EdgeId(i + 1)
+                RunId(7),
+                StageIndex(i),
+                3,
+                NodeId(i + 1),
+                SOURCE,
+                2 * i,
+                2 * i + 2,
+                EdgeId(i + 1),
+                EdgeId(i + 2),
             )
             for i in range(3)
         ),
         edges=tuple(
-            EdgePlan(RunId(7), EdgeId(i), kinds[i], ends[i], ends[i + 1], specs[i], 1 << 16) for i in range(4)
+            EdgePlan(RunId(7), EdgeId(i + 1), kinds[i], ends[i], ends[i + 1], specs[i], 1 << 16)
+            for i in range(4)
         ),
         max_tokens=8,
     )
@@ -92,24 +101,25 @@ BROKEN = {
     "stage of another run": (lambda p: with_stage(p, 1, run_id=RunId(8)), "belongs to run 8"),
     "another file": (lambda p: with_stage(p, 1, gguf_source=GgufSource("m.gguf", "cd")), "another model source"),
     "node twice": (lambda p: with_stage(p, 1, node_id=NodeId(1)), "node 0000000000000001 has two stages"),
-    "edge id twice": (lambda p: with_edge(p, 1, edge_id=EdgeId(0)), "an edge id occurs twice"),
+    "edge id twice": (lambda p: with_edge(p, 1, edge_id=EdgeId(1)), "an edge id occurs twice"),
     "edge missing": (lambda p: replace(p, edges=p.edges[:-1]), "3 edges for 3 stages"),
     "edge too many": (lambda p: replace(p, edges=(*p.edges, replace(p.edges[0], edge_id=EdgeId(9)))), "5 edges"),
     "edge unknown": (lambda p: with_stage(p, 1, inbound_edge=EdgeId(77)), "edge 77 of stage 1"),
-    "edge of another run": (lambda p: with_edge(p, 1, run_id=RunId(8)), "edge 1 belongs to run 8"),
+    "edge of another run": (lambda p: with_edge(p, 1, run_id=RunId(8)), "edge 2 belongs to run 8"),
     "edge id too large": (lambda p: with_edge(p, 3, edge_id=EdgeId(1 << 64)), "not of 64 bits"),
-    "edges swapped": (lambda p: with_stage(p, 0, outbound_edge=EdgeId(2)), "stage 0 does not write to the edge 1"),
-    "token-in kind": (lambda p: with_edge(p, 0, kind=EdgeKind.ACTIVATION), "edge 0 is Activation, not TokenIn"),
-    "token-out kind": (lambda p: with_edge(p, 3, kind=EdgeKind.ACTIVATION), "edge 3 is Activation, not TokenOut"),
+    "edge id 0": (lambda p: with_edge(p, 3, edge_id=EdgeId(0)), "or 0"),
+    "edges swapped": (lambda p: with_stage(p, 0, outbound_edge=EdgeId(3)), "stage 0 does not write to the edge 2"),
+    "token-in kind": (lambda p: with_edge(p, 0, kind=EdgeKind.ACTIVATION), "edge 1 is Activation, not TokenIn"),
+    "token-out kind": (lambda p: with_edge(p, 3, kind=EdgeKind.ACTIVATION), "edge 4 is Activation, not TokenOut"),
     "token-in from a stage": (lambda p: with_edge(p, 0, producer=p.edges[2].producer), "producer of TokenIn"),
-    "token-in to stage 1": (lambda p: with_edge(p, 0, consumer=p.edges[1].consumer), "consumer of TokenIn edge 0 is not stage 0"),
+    "token-in to stage 1": (lambda p: with_edge(p, 0, consumer=p.edges[1].consumer), "consumer of TokenIn edge 1 is not stage 0"),
     "token-out from stage 0": (lambda p: with_edge(p, 3, producer=p.edges[1].producer), "is not stage 2"),
     "token-out to a stage": (lambda p: with_edge(p, 3, consumer=p.edges[0].consumer), "consumer of TokenOut"),
     "activation skips": (lambda p: with_edge(p, 1, consumer=p.edges[2].consumer), "is not stage 1"),
     "wrong node": (lambda p: with_edge(p, 1, producer=EdgeEndpoint(NodeId(3), StageIndex(0))), "is not stage 0"),
     "two orchestrators": (lambda p: with_edge(p, 3, consumer=EdgeEndpoint(NodeId(98))), "different orchestrators"),
-    "ring capacity": (lambda p: with_edge(p, 1, ring_capacity=0), "ring capacity 0 of edge 1"),
-    "ring alignment": (lambda p: with_edge(p, 1, ring_capacity=100), "ring capacity 100 of edge 1"),
+    "ring capacity": (lambda p: with_edge(p, 1, ring_capacity=0), "ring capacity 0 of edge 2"),
+    "ring alignment": (lambda p: with_edge(p, 1, ring_capacity=100), "ring capacity 100 of edge 2"),
     "token extent": (lambda p: with_spec(p, 0, max_extent=36), "max_extent 36, not 40"),
     "token kind": (lambda p: with_spec(p, 0, kind=ObjectKind.LOGITS), "kind Logits, not Tokens"),
     "activation extent": (lambda p: with_spec(p, 1, max_extent=4), "max_extent 4, not 2560"),

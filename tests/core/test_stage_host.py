@@ -91,6 +91,11 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
         {"stage_index": StageIndex(2)},
         "stage 2 of 3 with Activation in and Activation out, not Activation and TokenOut",
     ),
+    "an edge that is none": (outbound(edge_id=EdgeId(0)), f"edge id 0, not of 1..{(1 << 64) - 1}"),
+    "an edge beyond the wire": (
+        outbound(edge_id=EdgeId(1 << 64)),
+        f"edge id {1 << 64}, not of 1..{(1 << 64) - 1}",
+    ),
     "one edge for both ends": (outbound(edge_id=EdgeId(1)), "edge 1 both in and out"),
     "rings the wrong way round": (
         inbound(ring_spec=OUT) | outbound(ring_spec=IN),

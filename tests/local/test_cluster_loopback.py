@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,12 @@ ECHO = reference_tokens((5, 6, 7), 400, num_layers=4, vocab_size=160)
 NAMES = ("a", "b")
 # Of a model of four layers on two nodes: stage 0 needs parts 1 and 2, stage 1 parts 1 and 3.
 SHARES = (("token_embd", "output"), ("blk.0.", "blk.1."), ("blk.2.", "blk.3."))
+AN_HOUR_AGO = """
+import runpy, time, types
+from swactor_core.node import identity
+identity.time = types.SimpleNamespace(time_ns=lambda: time.time_ns() - 3600 * 10**9)
+runpy.run_module("swactor_cli", run_name="__main__", alter_sys=True)
+"""
 
 
 def public_key(file: Path) -> str:
@@ -390,3 +397,14 @@ def test_a_node_that_leaves_faults_the_run_and_serves_again_when_it_is_back(
     cluster.nodes["b"].assert_nothing_left()
     cluster.start("b")
     assert cluster.run("--max-tokens", "12").finish(0)["token_ids"] == ECHO[:12]
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+def test_a_node_whose_clock_was_set_back_serves_again(cluster: Cluster, end: signal.Signals) -> None:
+    assert cluster.run("--max-tokens", "3").finish(0)["token_ids"] == ECHO[:3]
+    cluster.nodes["b"].process.send_signal(end)
+    cluster.nodes["b"].wait(20)
+    back = cluster.start("b", program=(sys.executable, "-c", AN_HOUR_AGO))
+    cluster.node_event("b", "node_available", count=2)
+    assert cluster.run("--max-tokens", "3").finish(0)["token_ids"] == ECHO[:3]
+    assert "clock was set back" in back.err

@@ -348,3 +348,37 @@ def test_the_provider_is_found_by_its_entry_point() -> None:
     assert isinstance(membership, SwimMembership)
     record = Plugins().register(plugin, name="swim")
     assert record.state is PluginState.LOADED, record.reason
+
+
+@pytest.mark.parametrize("orderly", [True, False], ids=["departed", "killed"])
+async def test_a_start_of_an_earlier_epoch_is_told_whom_the_others_hold(start, orderly) -> None:
+    """A machine whose clock was set back: refused for good, but not in silence."""
+    a = await start("a")
+    b = await start("b", seeds=(a,), epoch=9)
+    for one in (a, b):
+        await one.until(alive("a", "b"))
+    await (b.membership.leave() if orderly else b.membership.close())
+    ended = MemberState.LEFT if orderly else MemberState.DEAD
+    told: asyncio.Queue[Member] = asyncio.Queue()
+    await start("b", seeds=(a,), epoch=2, on_over=told.put_nowait)
+    by = await asyncio.wait_for(told.get(), 15)
+    assert (by.epoch, by.node_id, by.state) == (9, b.context.node_id, ended)
+    await start("b", seeds=(a,), epoch=by.epoch + 1)
+    await a.until(lambda view: view["b"].epoch == 10 and view["b"].state is MemberState.ALIVE)
+
+
+async def test_a_listener_that_fails_at_the_end_is_only_logged(start, caplog) -> None:
+    asked = asyncio.Event()
+
+    def fail(by: Member) -> None:
+        asked.set()
+        raise RuntimeError("boom")
+
+    a = await start("a")
+    b = await start("b", seeds=(a,), epoch=9)
+    for one in (a, b):
+        await one.until(alive("a", "b"))
+    await b.membership.leave()
+    await start("b", seeds=(a,), epoch=2, on_over=fail)
+    await asyncio.wait_for(asked.wait(), 10)
+    assert "boom" in caplog.text

@@ -18,6 +18,7 @@ from swactor_membership_swim.events import (
     Action,
     Changed,
     LeaveAsked,
+    Outlived,
     ProbeAsked,
     Received,
     SendFailed,
@@ -452,3 +453,51 @@ def test_no_authentic_packet_at_any_time_makes_the_machine_raise_or_flood(record
         me = r.machine.me
         assert me.state is ALIVE or r.machine.deadline == float("inf")
         assert sorted(m.name for m in r.machine.members()) == [m.name for m in r.machine.members()]
+
+
+def outlived(r: Rig, member: Member, *claims: Member, epoch: int) -> list[Action]:
+    """What the machine answers to a packet of that former life."""
+    data = encode(Packet(Sync(reply_wanted=True), tuple(Claim(claim) for claim in claims)))
+    source = ("10.9.9.9", 99)
+    return list(r.machine.step(Outlived(life_of(member), data, source, epoch), r.now))
+
+
+@pytest.mark.parametrize("state", [DEAD, LEFT])
+def test_an_outlived_life_is_answered_with_what_stands_once_a_round(rig, record, state) -> None:
+    r = rig("a")
+    stands = replace(record("b", epoch=9), state=state)
+    r.hear(stands, sender="a")
+    former = record("b", epoch=2)
+    ((address, packet),) = sent(outlived(r, former, former, epoch=9), Gossip)
+    assert address == ("10.9.9.9", 99)
+    assert packet.claims[0].member == stands
+    assert r.of("b") == stands
+    assert outlived(r, former, former, epoch=9) == []
+
+
+def test_an_outlived_life_whose_later_one_is_forgotten_hears_its_epoch(rig, record) -> None:
+    r = rig("a")
+    former = record("b", epoch=2)
+    ((_, packet),) = sent(outlived(r, former, former, epoch=9), Gossip)
+    assert packet.claims[0].member == replace(former, epoch=9, state=LEFT)
+    assert [m.name for m in r.machine.members()] == ["a", "me"]
+
+
+def test_an_outlived_life_is_not_answered_while_the_later_one_lives(rig, record) -> None:
+    r = rig("a", "b")
+    former = replace(record("b"), epoch=record("b").epoch - 1)
+    assert outlived(r, former, former, epoch=record("b").epoch) == []
+
+
+def test_a_recording_of_an_outlived_life_changes_nothing_and_noise_is_counted(rig, record) -> None:
+    r = rig("a")
+    r.hear(replace(record("b", epoch=9), state=LEFT), sender="a")
+    before = r.machine.members()
+    former = record("b", epoch=2)
+    outlived(r, former, former, replace(record("a"), state=DEAD), epoch=9)
+    assert r.machine.members() == before
+    stranger = record("c", epoch=2)
+    assert list(r.machine.step(Outlived(life_of(stranger), b"\xff", ("10.9.9.9", 99), 9), r.now)) == []
+    assert r.machine.counters["undecodable"] == 1
+    own = replace(record("me"), epoch=0)
+    assert outlived(r, own, own, epoch=1) == []

@@ -109,6 +109,9 @@ def test_a_former_epoch_is_refused_once_a_later_one_was_heard() -> None:
     assert bob.open(new.seal(b"hello")) == (Life(ALICE.node_id, 11), b"hello")
     assert bob.open(recorded[1]) is Refusal.OLD_EPOCH
     assert bob.open(recorded[0]) is Refusal.OLD_EPOCH
+    assert bob.outlived(recorded[0]) == (ALICE, b"alive", 11)
+    assert bob.outlived(recorded[0][:-1] + bytes((recorded[0][-1] ^ 1,))) is None
+    assert seal_of(BOB).outlived(recorded[0]) is None
 
 
 def test_a_second_start_of_one_life_reuses_no_nonce_and_its_recordings_are_old() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from mock_run import MockRun
+from swactor_core.ids import NodeId
 from swactor_core.machines.run import RunBounds, RunOutcome, RunState
 from swactor_core.machines.stage import StageController
 from swactor_core.plugins import Plugins
@@ -50,6 +52,37 @@ def test_a_node_is_not_there_in_time(plugins: Plugins) -> None:
     run.play()
     run.check_fault("PoolTimeout")
     assert run.names().count("run_planned") == 0
+
+
+@pytest.mark.parametrize("at", [RunState.PROVISIONING, 3])
+def test_another_life_stands_in_a_nodes_place(plugins: Plugins, at: Any) -> None:
+    """It can serve no more, and ends with the reason instead of staying where nobody asks it."""
+
+    def act(run: MockRun) -> None:
+        node = run.pool[1]
+        assert node.membership is not None
+        me = next(m for m in node.membership.members() if m.node_id == node.node_id)
+        node._replaced(replace(me, node_id=NodeId(1), epoch=me.epoch + 1))
+
+    run = MockRun(plugins, at=at, act=act, max_tokens=LONG)
+    run.play()
+    run.check_fault("NodeUnavailable", killed=(run.ids[1],))
+    assert "under its name 'node-1': give every node its own" in run.result.fault.detail
+
+
+@pytest.mark.parametrize("at", [RunState.PLANNING, RunState.PROVISIONING, 3])
+def test_another_life_stands_in_the_orchestrators_place(plugins: Plugins, at: Any) -> None:
+    def act(run: MockRun) -> None:
+        orchestrator = run.session.orchestrator
+        assert orchestrator._membership is not None
+        me = next(m for m in orchestrator._membership.members() if m.node_id == run.home)
+        orchestrator._replaced(replace(me, epoch=me.epoch + 1, state=MemberState.DEAD))
+
+    at_event = -1 if at is RunState.PLANNING else None
+    run = MockRun(plugins, at=None if at_event else at, at_event=at_event, act=act, max_tokens=LONG)
+    run.play()
+    run.check_fault("MembershipLost")
+    assert "set this machine's clock" in run.result.fault.detail
 
 
 @pytest.mark.parametrize("at", [RunState.PROVISIONING, 3])

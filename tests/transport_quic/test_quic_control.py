@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from swactor_core.errors import EdgeBroken, EdgeClosed
@@ -217,3 +218,17 @@ async def test_something_else_than_a_channel_is_refused(pair):
         assert await link.activity.wait(5)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(right.transport.accept_control(), 0.01)
+
+
+async def test_a_pause_of_both_ends_longer_than_the_idle_timeout_loses_nothing(make_node):
+    """As SIGSTOP and SIGCONT of a whole cluster: nobody was there to be silent."""
+    quick = {"idle_timeout": 1.0, "keepalive_interval": 0.2, "probe_interval": 0.1, "loss_after": 0.5}
+    left, right = await make_node("left", **quick), await make_node("right", **quick)
+    left.transport.set_peer(right.peer())
+    channel, answer = await left.control_to(right)
+    await channel.send(b"before")
+    assert await asyncio.wait_for(answer.receive(), 5) == b"before"
+    time.sleep(1.5)  # noqa: ASYNC251 - the pause of this whole process
+    await asyncio.sleep(0.05)
+    await channel.send(b"after")
+    assert await asyncio.wait_for(answer.receive(), 5) == b"after"

@@ -31,8 +31,9 @@ class MessageCodec:
         self._by_name = {name.encode(): form for name, form in self._forms.items()}
 
     def encode(self, message: object) -> bytes:
-        """One JSON object without a line break. Raises CodecError for a type of another border, and for text
-        that no JSON holds: lone surrogates, such as file names that are not UTF-8."""
+        """One JSON object without a line break. Raises CodecError for a type of another border, for text
+        that no JSON holds: lone surrogates, such as file names that are not UTF-8; and for what the other
+        side would not take, more than MAX_LINE bytes."""
         name = type(message).__name__
         form = self._forms.get(name)
         if form is None:
@@ -42,7 +43,10 @@ class MessageCodec:
         except ValueError as error:  # pydantic's PydanticSerializationError is one
             raise CodecError(f"{name} cannot be written: {error}") from error
         head = b'{"type":"' + name.encode() + b'"'
-        return head + (b"}" if body == b"{}" else b"," + body[1:])
+        line: bytes = head + (b"}" if body == b"{}" else b"," + body[1:])
+        if len(line) > MAX_LINE:
+            raise CodecError(f"{name} of {len(line)} bytes, at most {MAX_LINE}")
+        return line
 
     def decode(self, data: bytes) -> Any:
         """The message of one JSON object. Raises CodecError."""

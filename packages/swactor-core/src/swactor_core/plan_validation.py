@@ -10,7 +10,7 @@ from itertools import pairwise
 from math import isfinite
 
 from swactor_core.errors import ConfigError
-from swactor_core.ids import node_hex
+from swactor_core.ids import EDGE_IDS, node_hex
 from swactor_core.plan import (
     EdgeEndpoint,
     EdgeKind,
@@ -128,7 +128,7 @@ def _check_edges(plan: RunPlan) -> None:
     _require(len(edges) == len(stages) + 1, f"{len(edges)} edges for {len(stages)} stages")
     by_id = {edge.edge_id: edge for edge in edges}
     for edge in edges:
-        _require(0 <= edge.edge_id < _U64, f"edge id {edge.edge_id} is not of 64 bits")
+        _require(edge.edge_id in EDGE_IDS, f"edge id {edge.edge_id} is not of 64 bits, or 0")
         _require(edge.run_id == plan.run_id, f"edge {edge.edge_id} belongs to run {edge.run_id}")
         _require(
             edge.ring_capacity > 0 and edge.ring_capacity % CACHE_LINE == 0,

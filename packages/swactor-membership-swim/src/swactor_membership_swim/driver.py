@@ -26,6 +26,7 @@ from swactor_membership_swim.events import (
     Changed,
     Event,
     LeaveAsked,
+    Outlived,
     ProbeAsked,
     Received,
     SendFailed,
@@ -218,9 +219,13 @@ class SwimMembership:
                 _LOG.debug("membership socket: %s", error)
                 continue
             opened = self._seal.open(datagram)
+            address = (_plain(source[0]), source[1])
             if not isinstance(opened, Refusal):
                 sender, packet = opened
-                self._take(Received(sender, packet, (_plain(source[0]), source[1])))
+                self._take(Received(sender, packet, address))
+            elif opened is Refusal.OLD_EPOCH and (outlived := self._seal.outlived(datagram)) is not None:
+                sender, packet, epoch = outlived
+                self._take(Outlived(sender, packet, address, epoch))
         return False
 
     def _take(self, event: Event) -> None:
@@ -267,6 +272,10 @@ class SwimMembership:
                     by.state,
                     by.epoch,
                 )
+                try:
+                    self._context.on_over(by)
+                except Exception:
+                    _LOG.exception("listener failed on %s", by)
 
     def _transmit(self, address: Address, datagram: bytes) -> None:
         host, port = address

@@ -22,6 +22,17 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
+class Outlived:
+    """An authenticated packet of a life whose key has had a later one here, of this epoch. It may be a
+    recording: nothing in it counts as news."""
+
+    sender: Life
+    data: bytes
+    source: Address
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The time has come that `deadline` named, or a later one."""
 
@@ -45,7 +56,7 @@ class LeaveAsked:
     """This participant departs; ticks go on until `departed`."""
 
 
-Event = Received | Tick | SendFailed | ProbeAsked | LeaveAsked
+Event = Received | Outlived | Tick | SendFailed | ProbeAsked | LeaveAsked
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from swactor_membership_swim.events import (
     Changed,
     Event,
     LeaveAsked,
+    Outlived,
     ProbeAsked,
     Received,
     SendFailed,
@@ -130,6 +131,8 @@ class SwimMachine:
         match event:
             case Received():
                 self._receive(event, now)
+            case Outlived():
+                self._answer_outlived(event, now)
             case Tick():
                 self._tick(now)
             case SendFailed(address):
@@ -184,13 +187,39 @@ class SwimMachine:
 
     def _meet(self, event: Received, now: float) -> None:
         """A participant of the cluster that we do not hold: exchange tables, at most once a round each."""
-        if now - self._strangers.get(event.sender, -math.inf) < self._settings.probe_interval:
-            return
-        self._strangers[event.sender] = now
-        self._strangers.move_to_end(event.sender)
+        if self._may_answer(event.sender, now):
+            self._send_table(event.source, reply_wanted=True)
+
+    def _may_answer(self, stranger: Life, now: float) -> bool:
+        """Once a round each."""
+        if now - self._strangers.get(stranger, -math.inf) < self._settings.probe_interval:
+            return False
+        self._strangers[stranger] = now
+        self._strangers.move_to_end(stranger)
         if len(self._strangers) > _STRANGERS_KEPT:
             self._strangers.popitem(last=False)
-        self._send_table(event.source, reply_wanted=True)
+        return True
+
+    def _answer_outlived(self, event: Outlived, now: float) -> None:
+        """A start whose clock was set back is refused whatever it says: it is told whose place it would take,
+        once that life has ended."""
+        if event.sender.node_id == self._life.node_id or not self._may_answer(event.sender, now):
+            return
+        entry = self._roster.of_node(event.sender.node_id)
+        if entry is not None:
+            if entry.present or entry.member.epoch <= event.sender.epoch:
+                return
+            self._send(event.source, Gossip(), [Claim(entry.member)])
+            return
+        try:
+            packet = wire.decode(event.data)
+        except PacketError:
+            self.counters["undecodable"] += 1
+            return
+        own = [claim.member for claim in packet.claims if life_of(claim.member) == event.sender]
+        for member in own[:1]:  # its former life is forgotten here, but for its epoch
+            former = replace(member, epoch=event.epoch, state=MemberState.LEFT)
+            self._send(event.source, Gossip(), [Claim(former)])
 
     def _may_reply(self, now: float) -> bool:
         second = int(now)

@@ -91,6 +91,20 @@ class Seal:
             self.refusals[result] += 1
         return result
 
+    def outlived(self, datagram: bytes) -> tuple[Life, bytes, int] | None:
+        """Of a datagram refused for its epoch: sender, packet and the later epoch held; None when it is not
+        authentic. It may be a recording. Costs one decryption and remembers nothing."""
+        _, node_id, epoch, salt, counter = _HEADER.unpack_from(datagram)
+        window = self._windows.get(node_id)
+        if window is None:
+            return None
+        cipher = self._cipher_of(node_id, epoch, salt)
+        try:
+            packet = cipher.decrypt(_NONCE.pack(counter), datagram[_HEADER.size :], datagram[: _HEADER.size])
+        except InvalidTag:
+            return None
+        return Life(NodeId(node_id), epoch), packet, window.epoch
+
     def _open(self, datagram: bytes) -> tuple[Life, bytes] | Refusal:
         if len(datagram) < SEAL_BYTES or datagram[0] != _VERSION:
             return Refusal.MALFORMED

@@ -378,6 +378,7 @@ class Link:
         armed_for, self._timer = self._timer.when(), None
         if self._loop.time() - armed_for > self.settings.stall_grace:
             self._carrier.drain()  # this process was paused: what came meanwhile counts before any timeout
+            self.quic.excuse_pause(self._loop.time())  # and silence meanwhile was not the peer's
         self._guarded(self._time_passed, self._loop.time())
         self._guarded(self._pump, self._loop.time())
         self._guarded(self._pump_and_flush, self._loop.time())

@@ -63,7 +63,7 @@ class MembershipStarted:
 
 @dataclass(frozen=True, slots=True)
 class PartFailed:
-    """Adapter: a part could not start."""
+    """Adapter: a part could not start, or has ended unasked."""
 
     component: Component
     detail: str
@@ -146,7 +146,10 @@ class NodeLife(Machine[NodeState]):
         Row(S.WORKER_READY, TransportStarted, "_transport", (S.TRANSPORT_READY,)),
         Row(S.TRANSPORT_READY, Continue, "_join", (S.MEMBERSHIP_JOINING,)),
         Row(S.MEMBERSHIP_JOINING, MembershipStarted, "_membership", (S.NODE_AVAILABLE,)),
-        *(Row(state, PartFailed, "_part_failed", (S.FAULTED,)) for state in _AFTER_WORKER),
+        *(
+            Row(state, PartFailed, "_part_failed", (S.FAULTED,))
+            for state in (*_AFTER_WORKER, S.NODE_AVAILABLE)
+        ),
         *(Row(state, TimerFired, "_boot_timeout", (S.FAULTED,)) for state in _STARTING),
         *(
             Row(state, WorkerGone, "_worker_failed", (S.FAULTED,))

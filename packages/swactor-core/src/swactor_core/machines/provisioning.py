@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from swactor_core.agreement import agreement, shared_of
-from swactor_core.ids import INPUT_PORT, OUTPUT_PORT, RoleId
+from swactor_core.ids import EDGE_IDS, INPUT_PORT, OUTPUT_PORT, RoleId
 from swactor_core.messages import (
     InboundEdgeProvision,
     OutboundEdgeProvision,
@@ -100,6 +100,9 @@ def impossible(provision: ProvisionStage) -> str:
     if (inbound.kind, outbound.kind) != (first, last):
         kinds = f"{inbound.kind} in and {outbound.kind} out"
         return f"stage {index} of {count} with {kinds}, not {first} and {last}"
+    for edge_id in (inbound.edge_id, outbound.edge_id):
+        if edge_id not in EDGE_IDS:
+            return f"edge id {edge_id}, not of {EDGE_IDS.start}..{EDGE_IDS.stop - 1}"
     if inbound.edge_id == outbound.edge_id:
         return f"edge {inbound.edge_id} both in and out"
     rings = (inbound.ring_spec.direction, outbound.ring_spec.direction)

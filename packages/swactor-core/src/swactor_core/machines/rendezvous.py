@@ -88,6 +88,11 @@ class Rendezvous(Machine[RendezvousState]):
         self._spec: EstablishRecv | None = None
         self._pending: StreamArrived | None = None
 
+    @property
+    def unasked(self) -> bool:
+        """Its streams were refused, and nobody here ever asked for them: there is nothing to remember."""
+        return self.state is S.CLOSED and self._spec is None
+
     def _spec_first(self, event: EstablishRecv, now: float) -> Outcome[RendezvousState]:
         self._spec = event
         return S.RECV_SPEC, (self._ready(),)

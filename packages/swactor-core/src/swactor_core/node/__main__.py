@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 
+from swactor_core.codec import CodecError
 from swactor_core.config import NodeSettings, validated
 from swactor_core.errors import SwactorError
 from swactor_core.node.control import CONTROL
@@ -53,7 +54,8 @@ def main() -> int:
         report(fault.line())
         with contextlib.suppress(OSError):  # nobody listens any more
             for message in built[0].last_words(fault):
-                os.write(sys.stdout.fileno(), CONTROL.encode(message) + b"\n")
+                with contextlib.suppress(CodecError):  # too long: the fault itself is not
+                    os.write(sys.stdout.fileno(), CONTROL.encode(message) + b"\n")
         return 1
     return 0
 

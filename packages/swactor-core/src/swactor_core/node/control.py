@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 CONTROL = MessageCodec(CONTROL_MESSAGES)
 MAX_QUEUED_REPORTS = 10_000
+EVENTS_PER_REPORT = 1_000
 NODE = Address(Component.NODE)
 HISTORY = 64
 REFUSAL_BOUND = 5.0
@@ -73,20 +74,20 @@ class ReportQueue:
         self.put(event)
 
     async def take(self) -> list[object]:
-        """Everything queued, events grouped into EventReports; waits for at least one."""
+        """Everything queued, events grouped into EventReports that fit a frame; waits for at least one."""
         await self._ready.wait()
         self._ready.clear()
         items, self._items = self._items, []
         grouped: list[object] = []
         events: list[dict[str, Any]] = []
         for item in items:
-            if isinstance(item, dict):
-                events.append(item)
-                continue
-            if events:
+            if events and (not isinstance(item, dict) or len(events) == EVENTS_PER_REPORT):
                 grouped.append(self._report(events))
                 events = []
-            grouped.append(item)
+            if isinstance(item, dict):
+                events.append(item)
+            else:
+                grouped.append(item)
         if events:
             grouped.append(self._report(events))
         return grouped
@@ -174,7 +175,7 @@ class ControlService:
         self._reports = reports = ReportQueue()
         for event in self._history.events:
             reports.put_event(event)
-        sender = asyncio.ensure_future(self._send(channel, reports))
+        sender = self._system.start_task(self._send(channel, reports), owner=NODE)
         try:
             while (frame := await channel.receive()) is not None:
                 self._handle(CONTROL.decode(frame))

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from swactor_core.actors import ActorSystem, MachineActor
 from swactor_core.errors import EdgeClosed, ResourceError, RingError
+from swactor_core.events import EventName
 from swactor_core.faults import Component, StreamFaultReason
 from swactor_core.fsm import Effect, Machine, Send
-from swactor_core.ids import EdgeId, LeaseRequestId, RingId
+from swactor_core.ids import EDGE_IDS, EdgeId, LeaseRequestId, NodeId, RingId, node_hex
 from swactor_core.machines.arena import (
     ArenaManager,
     DiscardRange,
@@ -58,6 +60,7 @@ ARENA = Address(Component.ARENA_MANAGER)
 ESTABLISHER = Address(Component.EDGE_ESTABLISHER)
 DRIVER = Address(Component.DRIVER)
 PENDING_STREAM_BOUND = 30.0
+UNASKED_KEPT = 256
 
 
 class ArenaAdapter:
@@ -235,8 +238,9 @@ class Driver:
         self._transport = transport
         self._rings = rings
         self._ring_host = ring_host
-        self._rendezvous: dict[EdgeId, Address] = {}
-        self._streams: dict[int, RecvEdge] = {}
+        self._rendezvous: dict[EdgeId, Rendezvous] = {}
+        self._unasked: deque[EdgeId] = deque()
+        self._streams: dict[int, tuple[EdgeId, RecvEdge]] = {}
         self._stream_numbers = itertools.count(1)
         self._pumps: dict[RingId, PumpTask] = {}
         self._pump_of_edge: dict[EdgeId, PumpTask] = {}
@@ -254,9 +258,19 @@ class Driver:
                 peer, edge_id, edge = await self._transport.accept_edge()
             except EdgeClosed:  # the transport was closed: the process ends
                 return
+            if edge_id not in EDGE_IDS:
+                self._refuse_impossible(peer, edge_id, edge)
+                continue
             number = next(self._stream_numbers)
-            self._streams[number] = edge
+            self._streams[number] = edge_id, edge
             self.receive(StreamArrived(edge_id, peer, number))
+
+    def _refuse_impossible(self, peer: NodeId, edge_id: EdgeId, edge: RecvEdge) -> None:
+        """No plan has that edge; and an actor of key 0 would be this one."""
+        self._system.start_task(edge.stop(), owner=DRIVER)
+        reason = str(StreamFaultReason.UNKNOWN_EDGE)
+        fields = {"edge_id": edge_id, "peer": node_hex(peer), "reason": reason}
+        self._bus.emit(EventName.EDGE_REFUSED, fields)
 
     def receive(self, message: object) -> None:
         match message:
@@ -279,16 +293,15 @@ class Driver:
                     self._sending.discard(edge_id)
                     self._stop(edge_id)
                 if edge_id in self._rendezvous:
-                    self._system.tell(self._rendezvous[edge_id], message)
+                    self._system.tell(self._meeting(edge_id), message)
             case _:
                 raise AssertionError(f"Driver does not take {type(message).__name__}")
 
     def _meeting(self, edge_id: EdgeId) -> Address:
-        address = self._rendezvous.get(edge_id)
-        if address is None:
-            address = Address(Component.DRIVER, edge_id)
-            self._rendezvous[edge_id] = address
+        address = Address(Component.DRIVER, edge_id)
+        if edge_id not in self._rendezvous:
             machine = Rendezvous(edge_id, pending_bound=PENDING_STREAM_BOUND)
+            self._rendezvous[edge_id] = machine
             self._system.spawn(
                 address,
                 MachineActor(self._system, address, machine=machine, bus=self._bus, perform=self._perform),
@@ -298,15 +311,27 @@ class Driver:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case StartRecvPump(spec, stream):
-                edge = self._streams.pop(stream)
+                _, edge = self._streams.pop(stream)
                 self._start(
                     spec.edge_id, RecvPumpTask(spec, self._rings[spec.ring_id], edge, **self._hooks())
                 )
             case StopRecvPump(edge_id):
                 self._stop(edge_id)
             case RefuseStream(stream):
-                refused = self._streams.pop(stream)
+                edge_id, refused = self._streams.pop(stream)
                 self._system.start_task(refused.stop(), owner=DRIVER)
+                if self._rendezvous[edge_id].unasked:
+                    self._note_unasked(edge_id)
+
+    def _note_unasked(self, edge_id: EdgeId) -> None:
+        """A peer may name any number of edges. Not at once: more of it may be on its way in the mailbox."""
+        if edge_id not in self._unasked:
+            self._unasked.append(edge_id)
+        if len(self._unasked) > UNASKED_KEPT:
+            oldest = self._unasked.popleft()
+            machine = self._rendezvous.get(oldest)
+            if machine is not None and machine.unasked:
+                self.forget((oldest,))
 
     def _hooks(self) -> dict[str, Any]:
         def tell(action: Send) -> None:
@@ -349,9 +374,8 @@ class Driver:
     def forget(self, edge_ids: tuple[EdgeId, ...]) -> None:
         """Drops the rendezvous of ended edges after their run."""
         for edge_id in edge_ids:
-            address = self._rendezvous.pop(edge_id, None)
-            if address is not None:
-                self._system.stop(address)
+            if self._rendezvous.pop(edge_id, None) is not None:
+                self._system.stop(Address(Component.DRIVER, edge_id))
 
 
 class DataPlane:

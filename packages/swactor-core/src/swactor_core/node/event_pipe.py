@@ -12,10 +12,15 @@ import os
 from collections import deque
 from collections.abc import Callable
 
-from swactor_core.codec import MAX_LINE, CodecError, MessageCodec
+from swactor_core.codec import CodecError, MessageCodec
 from swactor_core.messages import WORKER_EVENTS, RingReadable
 
+MAX_EVENT_LINE = 256 * 1024
+"""Of bytes. What a worker says goes on to the orchestrator, several words of it in one frame of the control
+border: one that talks without end is faulted here, and not its node unheard there."""
 _READ_BYTES = 256 * 1024
+_WAITING_LINES = 1_000
+_TOO_LONG = f"an event line over the limit of {MAX_EVENT_LINE} bytes"
 _EVENTS = MessageCodec(WORKER_EVENTS)
 
 
@@ -33,6 +38,7 @@ class EventPipe:
         self._lines: deque[bytes] = deque()
         self._later: asyncio.Handle | None = None
         self._at_end = False
+        self._paused = False
         self.ended: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(self._fd, self._readable)
 
@@ -67,12 +73,20 @@ class EventPipe:
         self._lines.extend(lines)
         if self._later is None:
             self._take()
+        elif len(self._lines) > _WAITING_LINES and not self._at_end:
+            # Hints take a turn each: who sends them faster has to wait, and not this memory to grow.
+            self._paused = True
+            self._loop.remove_reader(self._fd)
 
     def _take(self) -> None:
         self._later = None
         while self._lines:
+            line = self._lines.popleft()
+            if len(line) > MAX_EVENT_LINE:
+                self._fail(_TOO_LONG)
+                return
             try:
-                event = _EVENTS.decode(self._lines.popleft())
+                event = _EVENTS.decode(line)
             except CodecError as error:
                 self._fail(str(error))
                 return
@@ -80,8 +94,11 @@ class EventPipe:
             if isinstance(event, RingReadable) and self._lines:
                 self._later = self._loop.call_soon(self._take)
                 return
-        if len(self._partial) > MAX_LINE:
-            self._fail("an event line over the limit")
+        if self._fd >= 0 and self._paused:
+            self._paused = False
+            self._loop.add_reader(self._fd, self._readable)
+        if len(self._partial) > MAX_EVENT_LINE:
+            self._fail(_TOO_LONG)
         elif self._at_end:
             if self._partial:
                 self._fail("its last event line has no end")

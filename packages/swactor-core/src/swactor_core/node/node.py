@@ -49,13 +49,13 @@ from swactor_core.messages import (
 from swactor_core.node.control import BootHistory, ControlService
 from swactor_core.node.data_plane import DataPlane
 from swactor_core.node.identity import fresh_epoch
-from swactor_core.node.peers import PeerBook
+from swactor_core.node.peers import PeerBook, replacement
 from swactor_core.node.stage_host import StageHost
 from swactor_core.node.worker_inline import InProcessWorker
 from swactor_core.node.worker_process import WorkerProcess
 from swactor_core.observe.bus import EventBus
 from swactor_core.plugins import Plugins
-from swactor_core.spi.membership import Membership, MembershipContext
+from swactor_core.spi.membership import Member, Membership, MembershipContext
 from swactor_core.spi.provider import Kind
 from swactor_core.spi.transport import Transport, TransportContext
 
@@ -71,10 +71,13 @@ CLOSE_BOUND = 4.0
 class Node:
     """One node. Raises PluginError or UsageError on construction; afterwards faults are reported."""
 
-    def __init__(self, settings: NodeSettings, plugins: Plugins) -> None:
+    def __init__(self, settings: NodeSettings, plugins: Plugins, *, epoch: int | None = None) -> None:
+        """`epoch` of this life, if it has to be a certain one."""
         choice = settings.plugins
         self.settings = settings
-        self.epoch = fresh_epoch()
+        self.epoch = fresh_epoch() if epoch is None else epoch
+        self.replaced_by: Member | None = None
+        """Whom the others hold in this life's place."""
         self._seed = bytes.fromhex(settings.key)
         transports = plugins.select(Kind.TRANSPORT, choice.transport)
         self._transports, self._crosses = transports.factory(), transports.crosses_processes
@@ -274,6 +277,7 @@ class Node:
             seeds=tuple(split_host_port(seed) for seed in settings.cluster.seeds),
             on_change=self._peers.member_changed,
             settings=settings.membership,
+            on_over=self._replaced,
         )
         try:
             self.membership = self._memberships.create(context)
@@ -282,6 +286,11 @@ class Node:
             self.system.tell(NODE, PartFailed(Component.MEMBERSHIP, error.line))
             return
         self.system.tell(NODE, MembershipStarted())
+
+    def _replaced(self, by: Member) -> None:
+        self.replaced_by = by
+        detail = f"the others hold {replacement(by, self.node_id, self.epoch)}"
+        self.system.tell(NODE, PartFailed(Component.MEMBERSHIP, detail))
 
     def _peer_lost(self, node_id: NodeId, why: str) -> None:
         if self.membership is not None:

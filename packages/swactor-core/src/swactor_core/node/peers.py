@@ -13,6 +13,17 @@ from swactor_core.spi.membership import Member, MemberState
 from swactor_core.spi.transport import Peer, Transport
 
 
+def replacement(by: Member, node_id: NodeId, epoch: int) -> str:
+    """Who stands in the place of that life in membership, and what an operator can do, for people."""
+    if by.node_id != node_id:
+        return f"another process, at {by.host}:{by.port}, under its name {by.name!r}: give every node its own"
+    lives = f"epoch {by.epoch}, now {epoch}"
+    if by.state in (MemberState.DEAD, MemberState.LEFT):
+        return f"a former life of it that began later ({lives}): set this machine's clock"
+    where = f"at {by.host}:{by.port}"
+    return f"a later life of its key {where} ({lives}): end that, or set this machine's clock and start again"
+
+
 class PeerBook:
     def __init__(self, cluster: ClusterConfig, orchestrators: set[bytes]) -> None:
         self._fixed = orchestrators | {bytes.fromhex(node.public_key) for node in cluster.nodes}

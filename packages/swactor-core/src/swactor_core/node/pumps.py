@@ -243,6 +243,7 @@ class RecvPumpTask(_PumpTask):
         super().__init__(ring, RecvPump(spec.edge_id), edge_id=spec.edge_id, **hooks)
         self._edge = edge
         self._capacity = ring.layout.data_capacity
+        self._damage: RingError | None = None
 
     def _first(self) -> Effect | None:
         self._edge.watch(super().wake)
@@ -251,15 +252,17 @@ class RecvPumpTask(_PumpTask):
     def wake(self) -> None:
         # Credit follows the consume cursor: every byte that may arrive fits the ring. Also while the pump
         # waits for bytes and not for room.
-        if self._due is not None:
+        if self._due is not None and self._damage is None:
             try:
                 self.ring.acknowledge_writable()
                 self._edge.grant(self.ring.consume + self._capacity)
-            except RingError:
-                self._stopping = True
+            except RingError as error:
+                self._damage = error
         super().wake()
 
     def _do_now(self, effect: Effect) -> object | None:
+        if self._damage is not None:
+            raise self._damage
         match effect:
             case ReadStream():
                 span = self.ring.writable_span()

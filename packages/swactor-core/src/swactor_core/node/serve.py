@@ -7,6 +7,7 @@ reports the fault that it gets back.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterable
@@ -16,6 +17,9 @@ from swactor_core.faults import Fault
 from swactor_core.hosting import refuse_separate_processes
 from swactor_core.node.node import Node
 from swactor_core.plugins import Plugins
+from swactor_core.spi.membership import MemberState
+
+log = logging.getLogger(__name__)
 
 ABRUPT = 130
 
@@ -33,6 +37,9 @@ async def serve(
     The first of the signals `stop_on`, or the end of the descriptor `lifeline`, is an ordered stop, within
     the node's bounds; a second signal ends the process at once, and its worker with it. Raises PluginError,
     ConfigError or UsageError for settings that no node process can be built from.
+
+    A clock that was set back makes this start seem older than the one before, and the others refuse it. Once
+    they say that the one before has ended, the node begins anew with an epoch above that one's.
     """
     refuse_separate_processes(plugins, settings.plugins)
     node = Node(settings, plugins)
@@ -59,6 +66,14 @@ async def serve(
     if lifeline is not None:
         loop.add_reader(lifeline, lifeline_moved, lifeline)
     try:
+        fault = await node.run()
+        former = node.replaced_by
+        ended = former is not None and former.state in (MemberState.DEAD, MemberState.LEFT)
+        if former is None or not ended or former.node_id != node.node_id or signals:
+            return fault
+        log.warning("starting again, later than epoch %d: this machine's clock was set back", former.epoch)
+        node = Node(settings, plugins, epoch=former.epoch + 1)
+        on_built(node)
         return await node.run()
     finally:
         if lifeline is not None:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 
 from swactor_core.actors import ActorSystem
-from swactor_core.codec import MAX_LINE, MessageCodec
+from swactor_core.codec import MAX_LINE, CodecError, MessageCodec
 from swactor_core.fsm import Effect
 from swactor_core.ids import WorkerGeneration
 from swactor_core.machines.worker_ctl import ME
@@ -27,11 +27,13 @@ from swactor_core.messages import (
     ProcessNotificationKind,
 )
 from swactor_core.node.event_pipe import EventPipe
-from swactor_core.node.process import born_deaf
+from swactor_core.node.process import born_deaf, exited
 
 log = logging.getLogger(__name__)
 
 STDERR_LINES = 40
+STDERR_CHARACTERS = 2_000
+"""Of a line that is kept: the last one becomes part of a fault."""
 MAX_UNREAD_COMMANDS = 16 * 1024 * 1024
 DRAIN_BOUND = 1.0
 
@@ -90,7 +92,14 @@ class WorkerProcess:
         process = self._process
         if process is None or generation != self._generation or process.stdin is None:
             return
-        process.stdin.write(_COMMANDS.encode(command) + b"\n")
+        try:
+            line = _COMMANDS.encode(command)
+        except CodecError as error:
+            self._notify(
+                generation, ProcessNotificationKind.ERROR, process.pid, f"cannot command it: {error}"
+            )
+            return
+        process.stdin.write(line + b"\n")
         if process.stdin.transport.get_write_buffer_size() > MAX_UNREAD_COMMANDS:
             detail = f"the worker does not read its commands: {MAX_UNREAD_COMMANDS} bytes are waiting"
             self._notify(generation, ProcessNotificationKind.ERROR, process.pid, detail)
@@ -137,7 +146,8 @@ class WorkerProcess:
         try:
             assert process.stderr is not None
             stderr = asyncio.ensure_future(_read_talk(process.stderr, talk))
-            await process.wait()
+            events.ended.add_done_callback(lambda _: self._after_events(generation, process))
+            await exited(process)
             # A grandchild may hold the pipes open; what the worker itself wrote is there at once.
             await asyncio.wait((events.ended, stderr), timeout=DRAIN_BOUND)
             stderr.cancel()
@@ -161,6 +171,16 @@ class WorkerProcess:
             cause=cause,
         )
 
+    def _after_events(self, generation: WorkerGeneration, process: asyncio.subprocess.Process) -> None:
+        """A worker's last event comes right before its end: one that lives on can tell nothing any more."""
+
+        def look() -> None:
+            if process.returncode is None:
+                detail = "the worker closed its event stream and lives"
+                self._notify(generation, ProcessNotificationKind.ERROR, process.pid, detail)
+
+        asyncio.get_running_loop().call_later(DRAIN_BOUND, look)
+
     def _bad_event(self, generation: WorkerGeneration, why: str) -> None:
         pid = 0 if self._process is None else self._process.pid
         self._notify(generation, ProcessNotificationKind.ERROR, pid, f"bad event from the worker: {why}")
@@ -176,7 +196,7 @@ async def _read_talk(stderr: asyncio.StreamReader, talk: deque[str]) -> None:
             return
         text = line.decode(errors="replace").rstrip()
         if text:
-            talk.append(text)
+            talk.append(text[:STDERR_CHARACTERS])
             log.info("worker: %s", text)
 
 

@@ -83,7 +83,7 @@ class NodeLink:
         self._channel = channel
         refusal: WatchRefused | None = None
         why = "it closed its control channel"
-        sender = asyncio.ensure_future(self._send(channel))
+        sender = self._system.start_task(self._send(channel), owner=Address(Component.NODE, self.node_id))
         try:
             await channel.send(CONTROL.encode(Watch(self._objects)))
             while (frame := await channel.receive()) is not None:

@@ -22,7 +22,7 @@ from swactor_core.config import ClusterConfig, NodeSettings
 from swactor_core.errors import ResourceError
 from swactor_core.ids import NodeId
 from swactor_core.node.control import CONTROL
-from swactor_core.node.process import born_deaf
+from swactor_core.node.process import born_deaf, exited
 from swactor_core.node.worker_process import exit_text
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class NodesAhead:
         for process in left:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-        waits = [asyncio.ensure_future(process.wait()) for process in left]
+        waits = [asyncio.ensure_future(exited(process)) for process in left]
         if waits:
             await asyncio.wait(waits, timeout=KILL_BOUND)
         for process in left:
@@ -127,7 +127,7 @@ class LocalPool:
         assert child.process.stdout is not None
         words = asyncio.ensure_future(child.process.stdout.read())
         reader = asyncio.ensure_future(self._listen(child))
-        await child.process.wait()
+        await exited(child.process)
         # A grandchild may hold the pipes open; what the node itself wrote is there at once.
         await asyncio.wait((reader, words), timeout=0.5)
         reader.cancel()
@@ -161,7 +161,7 @@ class LocalPool:
         for child in self._children:
             if child.process.stdin is not None:
                 child.process.stdin.close()
-        waits = [asyncio.ensure_future(child.process.wait()) for child in self._children]
+        waits = [asyncio.ensure_future(exited(child.process)) for child in self._children]
         if waits:
             await asyncio.wait(waits, timeout=STOP_BOUND)
         self.kill()

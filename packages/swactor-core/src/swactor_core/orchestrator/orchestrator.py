@@ -59,7 +59,7 @@ from swactor_core.messages import (
 )
 from swactor_core.node.data_plane import ARENA, DataPlane
 from swactor_core.node.identity import fresh_epoch
-from swactor_core.node.peers import PeerBook
+from swactor_core.node.peers import PeerBook, replacement
 from swactor_core.observe.bus import EventBus
 from swactor_core.orchestrator.endpoint import ENDPOINT, RING_HOST, EndpointAdapter, LogitsSink, RingHost
 from swactor_core.orchestrator.links import POOL, NodeLink
@@ -270,6 +270,7 @@ class Orchestrator:
                 seeds=tuple(split_host_port(seed) for seed in self._cluster.seeds),
                 on_change=self._peers.member_changed,
                 settings=self._membership_settings,
+                on_over=self._replaced,
             )
         )
         await self._membership.start()
@@ -482,6 +483,13 @@ class Orchestrator:
             link.seen(alive=member.state is MemberState.ALIVE)
         if self.system.lives(POOL):
             self.system.tell(POOL, MemberChanged(member))
+
+    def _replaced(self, by: Member) -> None:
+        """Nobody would tell it any more that a node is lost."""
+        detail = f"the nodes hold {replacement(by, self.node_id, self.epoch)}"
+        self._broken = fault = Fault(FaultReason.MEMBERSHIP_LOST, Component.MEMBERSHIP, detail)
+        if self.system.lives(RUN):
+            self.system.tell(RUN, EndpointsFailed(fault))
 
     def _peer_lost(self, node_id: NodeId, why: str) -> None:
         if self._membership is not None:

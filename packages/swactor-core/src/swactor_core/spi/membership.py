@@ -45,7 +45,9 @@ class Member:
 class MembershipContext:
     """`gossip_key` (32 bytes) seals every datagram. `seeds` are (host, port) membership endpoints to join
     through. `on_change(member)` is called on the event loop for every change of a member's state, epoch or
-    endpoint, other members only."""
+    endpoint, other members only. `on_over(by)` is called once when this life's membership has ended unasked:
+    the others hold `by` in its place, another life of its name, or a later one of its key. It takes part no
+    more, and only a start with a later epoch than `by` returns."""
 
     cluster_id: str
     gossip_key: bytes
@@ -61,6 +63,7 @@ class MembershipContext:
     seeds: tuple[tuple[str, int], ...]
     on_change: Callable[[Member], None]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    on_over: Callable[[Member], None] = lambda by: None
 
 
 class Membership(Protocol):

@@ -88,6 +88,11 @@ class ShortPackets(ArrivingPackets):
         if self._loss._pto_count >= _BLACK_HOLE_TIMEOUTS and self._path_size.fall_back(now):
             self._use_size()
 
+    def excuse_pause(self, now: float) -> None:
+        """This process was paused, perhaps its peers with it: the time to be idle begins anew."""
+        if self._state is QuicConnectionState.CONNECTED and self._close_at is not None:
+            self._close_at = now + self._idle_timeout()
+
     def has_something(self, now: float) -> bool:
         """Whether a flush may have anything to send: cheaper to ask than to flush."""
         if (

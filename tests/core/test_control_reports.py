@@ -1,0 +1,145 @@
+"""A node's reports (spec sections 12 and 40): in frames that the other side takes, or said to be lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from swactor_core.actors import ActorSystem
+from swactor_core.codec import MAX_LINE
+from swactor_core.ids import NodeId, RunId, StageIndex
+from swactor_core.messages import Address, EventReport, StageReady, StageStopped
+from swactor_core.node import control
+from swactor_core.node.control import CONTROL, BootHistory, ControlService, ReportQueue
+from swactor_core.node.worker_process import STDERR_CHARACTERS, _read_talk
+from swactor_core.observe.bus import EventBus
+from swactor_core.orchestrator.links import NodeLink
+from swactor_core.spi.transport import MAX_CONTROL_FRAME
+
+READY = StageReady(RunId(1), StageIndex(0))
+STOPPED = StageStopped(RunId(1), StageIndex(0))
+
+
+class Channel:
+    """Keeps what is sent; `refuses` is raised by every sending."""
+
+    peer, peer_key = NodeId(7), b"k"
+
+    def __init__(self, refuses: Exception | None = None) -> None:
+        self.refuses = refuses
+        self.sent: list[Any] = []
+        self.closed = asyncio.Event()
+
+    async def send(self, frame: bytes) -> None:
+        assert 1 <= len(frame) <= MAX_CONTROL_FRAME
+        if self.refuses is not None:
+            raise self.refuses
+        self.sent.append(CONTROL.decode(frame))
+
+    async def receive(self) -> bytes | None:
+        await self.closed.wait()
+        return None
+
+    async def close(self) -> None:
+        self.closed.set()
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.failures: list[tuple[Address, Exception]] = []
+        self.system = ActorSystem(lambda address, error: self.failures.append((address, error)))
+        self.arriving: asyncio.Queue[Channel] = asyncio.Queue()
+        self.service = ControlService(
+            self.system,
+            EventBus(NodeId(1)),
+            SimpleNamespace(accept_control=self.arriving.get),  # type: ignore[arg-type] # all it asks for
+            node_id=NodeId(1),
+            history=BootHistory(),
+            authorised=lambda key: True,
+            handle=lambda message: None,
+            on_lost=lambda: None,
+        )
+        self.service.start()
+
+    async def watched_by(self, channel: Channel) -> Channel:
+        await self.arriving.put(channel)
+        async with asyncio.timeout(5):
+            while not self.service.watched:  # noqa: ASYNC110 - a turn or two of this loop
+                await asyncio.sleep(0)
+        return channel
+
+
+@pytest.fixture
+async def rig() -> Iterator[Rig]:
+    made = Rig()
+    yield made
+    await made.system.shutdown()
+
+
+async def settled(condition: Any) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - a turn or two of this loop
+            await asyncio.sleep(0)
+
+
+async def test_events_leave_in_order_and_in_frames_that_the_other_side_takes() -> None:
+    queue = ReportQueue()
+    events = [{"event": "x", "number": number} for number in range(2 * control.EVENTS_PER_REPORT + 1)]
+    for event in events:
+        queue.put_event(event)
+    queue.put(READY)
+    queue.put_event(events[0])
+    *reports, ready, last = await queue.take()
+    assert [len(report.events) for report in reports] == [*[control.EVENTS_PER_REPORT] * 2, 1]
+    assert [event for report in reports for event in report.events] == events
+    assert ready == READY
+    assert last == EventReport((events[0],), 0)
+
+
+async def test_a_report_that_no_frame_holds_ends_the_channel_and_is_not_left_out(rig: Rig) -> None:
+    channel = await rig.watched_by(Channel())
+    rig.service.report(READY)
+    rig.service.report(EventReport(({"event": "x", "detail": "y" * MAX_LINE},), 0))
+    rig.service.report(STOPPED)
+    await settled(channel.closed.is_set)
+    assert channel.sent == [READY]
+    assert rig.failures == []
+
+
+async def test_a_sender_that_fails_is_heard_of_and_not_silent(rig: Rig) -> None:
+    await rig.watched_by(Channel(refuses=ValueError("no frame")))
+    rig.service.report(READY)
+    await settled(lambda: rig.failures)
+    assert [str(error) for _, error in rig.failures] == ["no frame"]
+
+
+async def test_a_command_that_cannot_be_sent_is_heard_of_too() -> None:
+    failures: list[Exception] = []
+    system = ActorSystem(lambda address, error: failures.append(error))
+    channels = [Channel(refuses=ValueError("no frame"))]
+
+    async def open_control(node_id: NodeId, *, deadline: float) -> Channel:
+        return channels[0]
+
+    transport: Any = SimpleNamespace(open_control=open_control)
+    link = NodeLink(system, transport, NodeId(2), objects=False, on_report=lambda node_id, message: None)
+    link.seen(alive=True)
+    link.send(READY)
+    await settled(lambda: failures)
+    assert "no frame" in str(failures[0])
+    await link.close()
+    await system.shutdown()
+
+
+async def test_last_words_of_a_worker_without_end_are_kept_short() -> None:
+    """They become part of a fault, which has to reach the orchestrator."""
+    stderr = asyncio.StreamReader(limit=4 * MAX_LINE)
+    stderr.feed_data(b"first\n" + b"y" * (3 * MAX_LINE) + b"\n")
+    stderr.feed_eof()
+    talk: deque[str] = deque(maxlen=3)
+    await _read_talk(stderr, talk)
+    assert list(talk) == ["first", "y" * STDERR_CHARACTERS]
