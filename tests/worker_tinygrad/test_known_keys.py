@@ -81,3 +81,26 @@ def test_each_key_counts_or_is_refused_by_its_name(family: str) -> None:
 def test_a_key_that_nobody_knows() -> None:
     with pytest.raises(RoleError, match=r"metadata key llama\.attention\.novelty = 7"):
         read(whole("llama"), "attention.novelty", 7)
+
+
+# what converters write for features that a model does not have
+NOTHING: dict[str, Scalar] = {
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "expert_shared_count": 0,
+    "expert_weights_norm": True,
+    "leading_dense_block_count": 0,
+    "nextn_predict_layers": 0,
+    "attention.shared_kv_layers": 0,
+    "attention.max_alibi_bias": 0.0,
+    "attention.clamp_kqv": 0.0,
+    "attn_logit_softcapping": 0.0,
+    "logit_scale": 0.0,
+    "use_parallel_residual": False,
+}
+
+
+@pytest.mark.parametrize("key", NOTHING)
+def test_a_key_that_asks_for_nothing_changes_nothing(key: str) -> None:
+    base = whole("llama")
+    assert read(base, key, NOTHING[key]) == read_parameters(base, 32)
