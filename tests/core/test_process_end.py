@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from swactor_core.node.process import exited
+from swactor_core.node.process_end import exited
 
 LEAVES_A_CHILD = "import os, time; os.fork() or time.sleep(20); os._exit(3)"
 

@@ -120,6 +120,16 @@ def test_an_accusation_that_leaves_no_room_to_refute_ends_this_life_loudly(rig, 
     assert r.packet(Packet(Ping(1, life_of(record("me")))), sender="a") == []
 
 
+def test_a_later_life_of_ourselves_that_is_suspected_stands_in_nobodys_place_yet(rig, record) -> None:
+    """A node that was killed and starts again with its clock set back hears of its former life so."""
+    r = rig("a")
+    former = replace(record("me"), epoch=record("me").epoch + 1)
+    assert r.hear(replace(former, state=SUSPECT), sender="a") == []
+    assert r.machine.me.state is ALIVE
+    (over,) = r.hear(replace(former, state=DEAD), sender="a")
+    assert over == Superseded(replace(former, state=DEAD))
+
+
 def test_a_stale_accusation_is_answered_again(rig, record) -> None:
     """[17] Who still accuses has missed the refutation."""
     r = rig("a", "b")

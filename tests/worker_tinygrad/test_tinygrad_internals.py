@@ -267,7 +267,8 @@ void near(unsigned long long *p) { p[0] = table[p[0] & 3]; }
 
 
 def test_code_that_may_lie_anywhere_has_an_image(internals: Any) -> None:
-    assert internals.NativeFunction(CALLS_OTHERS, "far").image is None
+    # not loaded: others may lie too far away for tinygrad's loader
+    assert internals.portable_code(internals.cpu_compiler().compile_cached(CALLS_OTHERS)) is None
     image = internals.NativeFunction(HAS_CONSTANTS, "near").image
     assert image is not None
     assert (4).to_bytes(8, "little") in image

@@ -295,7 +295,8 @@ class SwimMachine:
         member = claim.member
         if life_of(member) != self._life:
             if later_life(member, self._me):
-                self._give_up(member)
+                if member.state is not MemberState.SUSPECT:  # else its end, or its word, decides
+                    self._give_up(member)
             else:
                 self._announce()  # somebody still holds a former life of this name
         elif self._me.state is MemberState.LEFT:

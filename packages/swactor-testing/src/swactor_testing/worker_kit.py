@@ -342,9 +342,10 @@ class WorkerProcess:
     def next_event(self) -> Any:
         """The next event line. Raises EOFError at the end of stdout, TimeoutError after `WAIT` seconds."""
         deadline = time.monotonic() + WAIT
+        stdout = select.poll()
+        stdout.register(self.stdout, select.POLLIN)
         while b"\n" not in self._partial:
-            ready, _, _ = select.select([self.stdout], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
+            if not stdout.poll(max(0.0, deadline - time.monotonic()) * 1e3):
                 raise TimeoutError(f"no event for {WAIT} s; stderr: {self.log()}")
             data = os.read(self.stdout.fileno(), 1 << 16)
             if not data:

@@ -43,8 +43,9 @@ class Builder:
             _write(child.stdin.fileno(), len(data).to_bytes(_LENGTH_BYTES, "little") + data)
         except BrokenPipeError:
             return False
-        answered, _, _ = select.select([child.stdout], [], [], BUILD_SECONDS)
-        if not answered:
+        answer = select.poll()
+        answer.register(child.stdout, select.POLLIN)
+        if not answer.poll(BUILD_SECONDS * 1e3):
             self.close()
             return False
         return os.read(child.stdout.fileno(), 1) == b"y"

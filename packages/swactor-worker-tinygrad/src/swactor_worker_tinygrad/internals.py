@@ -237,10 +237,10 @@ class NativeFunction:
         self._program = device.runtime(TinyELF(code, name, device.renderer.target, ()))
         self.function = self._program.fxn
         self.address = int(self._program.addr)
-        self.image = _portable(code)
+        self.image = portable_code(code)
 
 
-def _portable(code: bytes) -> bytes | None:
+def portable_code(code: bytes) -> bytes | None:
     """An object file's code, if it calls nothing outside of itself and does not depend on where it lies."""
     try:
         here, elsewhere = (jit_loader(code, base=base, link_libs=[]) for base in (0, 1 << 16))

@@ -12,10 +12,9 @@ import hashlib
 import mmap
 import os
 import tempfile
+import weakref
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from swactor_worker_tinygrad.building import Builder
 from swactor_worker_tinygrad.environment import require_tinygrad
@@ -37,7 +36,7 @@ class NativeFunction:
             code = _mapped(_kept_at(source))
         if code is not None:
             self._held: Any = code
-            self.address = int(np.frombuffer(code, np.uint8).ctypes.data)
+            self.address = code.address
             self.function: Any = ctypes.CFUNCTYPE(None)(self.address)
             return
         require_tinygrad()
@@ -56,20 +55,36 @@ def _kept_at(source: str) -> Path:
     return Path(os.environ["CACHEDB"]).parent / f"{name}.code"
 
 
-def _mapped(path: Path) -> mmap.mmap | None:
+class _Mapped:
+    """A file's code, ready to run at `address` while this lives. Python's own mmap would keep a descriptor for
+    each. Raises OSError, as on a file system that nothing may be run from."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+        libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+        address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_EXEC, mmap.MAP_PRIVATE, descriptor, 0)
+        if address == ctypes.c_void_p(-1).value:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        self.address = int(address)
+        self.data = memoryview((ctypes.c_char * size).from_address(self.address)).cast("B")
+        weakref.finalize(self, libc.munmap, self.address, size).atexit = False  # a thread may be in it still
+
+
+def _mapped(path: Path) -> _Mapped | None:
     """The file's code, ready to run; None where there is none, or not all of it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        code = mmap.mmap(descriptor, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
-    except (OSError, ValueError):  # a file system that nothing may be run from; an empty file
+        code = _Mapped(descriptor, os.fstat(descriptor).st_size)
+    except OSError:  # a file system that nothing may be run from; an empty file
         return None
     finally:
         os.close(descriptor)
-    with memoryview(code) as whole:
-        intact = _digest(whole[:-_DIGEST_BYTES]) == whole[-_DIGEST_BYTES:]
+    intact = _digest(code.data[:-_DIGEST_BYTES]) == code.data[-_DIGEST_BYTES:]
     return code if intact else None
 
 

@@ -27,7 +27,8 @@ from swactor_core.messages import (
     ProcessNotificationKind,
 )
 from swactor_core.node.event_pipe import EventPipe
-from swactor_core.node.process import born_deaf, exited
+from swactor_core.node.process import born_deaf
+from swactor_core.node.process_end import exited
 
 log = logging.getLogger(__name__)
 

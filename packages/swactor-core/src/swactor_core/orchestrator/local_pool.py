@@ -22,7 +22,8 @@ from swactor_core.config import ClusterConfig, NodeSettings
 from swactor_core.errors import ResourceError
 from swactor_core.ids import NodeId
 from swactor_core.node.control import CONTROL
-from swactor_core.node.process import born_deaf, exited
+from swactor_core.node.process import born_deaf
+from swactor_core.node.process_end import exited
 from swactor_core.node.worker_process import exit_text
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,30 @@
+"""When a child process has ended: seen at once, whatever it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+
+async def exited(process: asyncio.subprocess.Process) -> None:
+    """Returns when the process itself has ended and its `returncode` is known. `Process.wait` waits for its
+    pipes too, which a process that it started may hold open (CPython 3.11.4 and later)."""
+    if process.returncode is None:
+        loop = asyncio.get_running_loop()
+        try:
+            descriptor = os.pidfd_open(process.pid)
+        except ProcessLookupError:  # ended and reaped; the loop hears of it in one of its next turns
+            descriptor = -1
+        except OSError:  # no such call here
+            await process.wait()
+            return
+        if descriptor >= 0:
+            gone = asyncio.Event()
+            loop.add_reader(descriptor, gone.set)
+            try:
+                await gone.wait()
+            finally:
+                loop.remove_reader(descriptor)
+                os.close(descriptor)
+    while process.returncode is None:  # noqa: ASYNC110 - the loop's own watcher reaps it at this moment
+        await asyncio.sleep(0.001)
