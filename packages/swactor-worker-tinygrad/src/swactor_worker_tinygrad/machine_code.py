@@ -56,8 +56,8 @@ def _kept_at(source: str) -> Path:
 
 
 class _Mapped:
-    """A file's code, ready to run at `address` while this lives. Python's own mmap would keep a descriptor for
-    each. Raises OSError, as on a file system that nothing may be run from."""
+    """A file's code, ready to run at `address` while this lives. Python's own mmap would keep a descriptor
+    for each. Raises OSError, as on a file system that nothing may be run from."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
