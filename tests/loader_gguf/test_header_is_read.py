@@ -1,4 +1,4 @@
-"""index.py over a file that is cut short while it is read: an error says so. A map would end the process."""
+"""header.py over a file that is cut short while it is read: an error says so. A map would end the process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from swactor_core.errors import ModelError
 from swactor_core.faults import ModelFailure
-from swactor_loader_gguf import index as module
+from swactor_loader_gguf import header as module
 from swactor_loader_gguf.index import GgufIndex
 
 

@@ -139,7 +139,7 @@ def test_a_middle_stage_of_a_large_vocabulary_opens_fast_and_keeps_none_of_it(ra
 
 
 def test_a_header_without_end_is_not_fetched_to_its_end(raw, tmp_path, monkeypatch):
-    monkeypatch.setattr("swactor_loader_gguf.index.MAX_HEADER", 1 << 20)
+    monkeypatch.setattr("swactor_loader_gguf.header.MAX_HEADER", 1 << 20)
     content = raw.file([raw.array("k", 0, 3 << 20, bytes(3 << 20))])
     arriving = Arriving(tmp_path / "m.gguf", content, 64)
     with pytest.raises(ModelError, match="goes beyond 1 MiB"):

@@ -5,30 +5,23 @@ vocabularies are read through the typed getters by others. The file is hostile u
 length is compared with the bytes that are left before anything is allocated, products are Python integers,
 and arrays are walked, never decoded, until someone asks. Every error is a ModelError with field and offset.
 
-A file that is still on its way is read like one that is here: `Contents.need` is asked before every step. The
-header is read, not mapped: a map of a file that is cut short meanwhile ends the process, and this one may be
-the run's authority.
-
 Format: the GGUF specification in ggml's `docs/gguf.md`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import stat
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
 from operator import itemgetter
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
-from swactor_core.errors import ModelError
-from swactor_core.faults import ModelFailure
 from swactor_core.specs import align_up
 
 from swactor_loader_gguf.ggml_types import ggml_type, type_name
+from swactor_loader_gguf.header import U32, U64, Contents, HeaderReader
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -39,9 +32,6 @@ MAX_KEY_BYTES = 1 << 16
 MAX_NAME_BYTES = 63  # ggml keeps 64 with the closing zero
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 20
-MAX_HEADER = 1 << 28  # what is read, and fetched, before a tensor was shown
-FIRST_READ = 1 << 20  # bytes of a file that is here
-READ_MORE = 4  # times as much, where that was not the whole header
 MAX_STRINGS = 1 << 24  # all string arrays of a file together: bounds the time of an open
 
 # What is often taken for a model, by its first bytes.
@@ -61,9 +51,6 @@ _OTHER_FILES = {
 
 _MIN_KEY_RECORD = 8 + 1 + 4 + 1  # key length, one byte of key, type, one byte of value
 _MIN_TENSOR_RECORD = 8 + 1 + 4 + 8 + 4 + 8  # name length, name, n_dims, one dimension, type, offset
-
-_U32 = struct.Struct("<I")
-_U64 = struct.Struct("<Q")
 
 
 class ValueType(IntEnum):
@@ -131,22 +118,7 @@ class TensorEntry:
         return self.room if self.nbytes is None else self.nbytes
 
 
-class Contents(Protocol):
-    """The bytes of a file that may still be on their way into the local file `path` of `size` bytes. People
-    know it by `name`."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def path(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-    def need(self, end: int) -> int:
-        """Makes the first `end` bytes readable, or all there are; returns how many bytes from the beginning
-        on are. Raises ModelError."""
-
-
-class GgufIndex:
+class GgufIndex(HeaderReader):
     """The index of the file at `path`, which stays open until `close`; `contents` brings the bytes of a file
     that is not whole yet.
 
@@ -155,119 +127,22 @@ class GgufIndex:
     """
 
     def __init__(self, path: str, contents: Contents | None = None) -> None:
-        self.path = os.path.abspath(path)
-        self.name = self.path if contents is None else contents.name
-        self._contents = contents
-        self._data = b""  # the file's first `_readable` bytes, while the index is made
-        self._readable = 0
-        self._position = 0
+        super().__init__(path, contents)
         self._strings_left = MAX_STRINGS
         self.entries: dict[str, Entry] = {}
         self.tensors: dict[str, TensorEntry] = {}
-        self._descriptor, self.file_bytes = _open_file(self.path)
         try:
             self._read()
         except BaseException:
             self.close()
             raise
-        state = hashlib.sha256(_U64.pack(self.file_bytes))
+        state = hashlib.sha256(U64.pack(self.file_bytes))
         with memoryview(self._data) as view, view[: self.header_bytes] as header:
             state.update(header)
-        self._digest, self._data = (
-            state.hexdigest(),
-            b"",
-        )  # the vocabulary is most of it, and few ask for that
-
-    def close(self) -> None:
-        """Closes the file. Idempotent."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-    def fail(self, message: str, offset: int, *, hint: str = "") -> NoReturn:
-        """Raises the ModelError that names this file and the byte."""
-        raise ModelError(
-            f"{self.name}: {message} (at byte {offset})",
-            hint=hint or "the file is damaged or is not a GGUF model; fetch it again",
-            cause=ModelFailure.MALFORMED,
-        )
+        self._digest = state.hexdigest()
+        self._data = b""  # the vocabulary is most of it, and few ask for that
 
     # reading: one pass from the magic to the end of the tensor table
-
-    def _take(self, nbytes: int, field: str) -> int:
-        """Moves past `nbytes` bytes of `field` and returns where they begin."""
-        start, left = self._position, self.file_bytes - self._position
-        if nbytes > left:
-            self.fail(f"{field} needs {nbytes} bytes and the file has {left} left", start)
-        self._position = start + nbytes
-        if self._position > self._readable:
-            self._need(self._position)
-        return start
-
-    def _need(self, end: int) -> None:
-        """Reads at least the bytes before `end`, and waits for those of a file that is on its way."""
-        if end <= self._readable:
-            return
-        if end > MAX_HEADER:
-            self.fail(f"the header goes beyond {MAX_HEADER >> 20} MiB", self._position)
-        here = self.file_bytes if self._contents is None else self._contents.need(end)
-        self._read_to(min(max(end, READ_MORE * self._readable, FIRST_READ), here, MAX_HEADER))
-
-    def _read_to(self, end: int) -> None:
-        """All of it again, in one piece: cheaper than to put pieces together."""
-        self._data = self._bytes(0, end)
-        self._readable = end
-
-    def _bytes(self, offset: int, nbytes: int) -> bytes:
-        """That much of the file. Raises ModelError."""
-        found, end = b"", offset + nbytes
-        try:
-            while offset + len(found) < end:
-                more = os.pread(self._descriptor, end - offset - len(found), offset + len(found))
-                if not more:
-                    self._shortened()
-                found = found + more if found else more
-        except OSError as error:
-            raise ModelError(
-                f"{self.name}: cannot be read: {error.strerror}",
-                hint="look in the kernel's log for errors of disk or network",
-            ) from error
-        return found
-
-    def _shortened(self) -> NoReturn:
-        now = os.fstat(self._descriptor).st_size
-        raise ModelError(
-            f"{self.name}: the file was shortened while it was read: {self.file_bytes} bytes when opened, "
-            f"{now} now",
-            hint="put the whole file there again, by a rename and never while it is used",
-            cause=ModelFailure.CONTENT_CHANGED,
-        )
-
-    def _u32(self, field: str) -> int:
-        at = self._take(4, field)
-        return int(_U32.unpack_from(self._data, at)[0])
-
-    def _u64(self, field: str) -> int:
-        at = self._take(8, field)
-        return int(_U64.unpack_from(self._data, at)[0])
-
-    def _count(self, field: str, *, cap: int) -> int:
-        start = self._position
-        count = self._u64(field)
-        if count > cap:
-            self.fail(f"{field} is {count}, more than the {cap} that are accepted", start)
-        return count
-
-    def _name(self, field: str, *, cap: int) -> str:
-        start = self._position
-        length = self._u64(f"length of {field}")
-        if not 1 <= length <= cap:
-            self.fail(f"{field} is {length} bytes long, not 1 to {cap}", start)
-        at = self._take(length, field)
-        try:
-            return self._data[at : at + length].decode("utf-8")
-        except UnicodeDecodeError:
-            self.fail(f"{field} is not valid UTF-8", at)
 
     def _read(self) -> None:
         self._read_version()
@@ -354,7 +229,7 @@ class GgufIndex:
         if count > self._strings_left:
             self.fail(f"{key!r} has {count} strings, too many for one file", position)
         self._strings_left -= count
-        unpack = _U64.unpack_from
+        unpack = U64.unpack_from
         self._need(min(position + count * 8, end))
         last, data = self._readable - 8, self._data
         for number in range(count):
@@ -378,7 +253,7 @@ class GgufIndex:
             return DEFAULT_ALIGNMENT
         if entry.is_array or entry.kind is not ValueType.UINT32:
             self.fail("general.alignment is not a 32-bit unsigned integer", entry.offset)
-        value = int(_U32.unpack_from(self._data, entry.offset)[0])
+        value = int(U32.unpack_from(self._data, entry.offset)[0])
         if value & (value - 1) or not 1 <= value <= MAX_ALIGNMENT:
             self.fail(f"general.alignment is {value}, not a power of two up to {MAX_ALIGNMENT}", entry.offset)
         return value
@@ -519,7 +394,7 @@ class GgufIndex:
         result, position, data = [], 0, self._bytes(entry.offset, entry.nbytes)
         try:
             for _ in range(entry.count):
-                end = position + 8 + _U64.unpack_from(data, position)[0]
+                end = position + 8 + U64.unpack_from(data, position)[0]
                 result.append(data[position + 8 : end])
                 position = end
         except (struct.error, OverflowError):
@@ -553,34 +428,3 @@ def _stored_bytes(number: int, dims: tuple[int, ...]) -> int | None:
     for dim in dims[1:]:
         rows *= dim
     return dims[0] // kind.block * kind.block_bytes * rows
-
-
-def _open_file(path: str) -> tuple[int, int]:
-    """A descriptor of a regular file and its size."""
-    try:
-        # O_NONBLOCK: a named pipe must be refused, not waited for
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        missing = isinstance(error, FileNotFoundError)
-        raise ModelError(
-            f"cannot open the model {path!r}: {reason}",
-            hint="check the path",
-            cause=ModelFailure.NOT_FOUND if missing else ModelFailure.ACCESS_DENIED,
-        ) from error
-    try:
-        info = os.fstat(descriptor)
-        if not stat.S_ISREG(info.st_mode):
-            raise ModelError(
-                f"the model {path!r} is not a regular file", hint="give the path of a .gguf file"
-            )
-        if info.st_size == 0:
-            raise ModelError(
-                f"{path}: the file is empty (at byte 0)",
-                hint="fetch it again",
-                cause=ModelFailure.MALFORMED,
-            )
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor, info.st_size

@@ -32,7 +32,7 @@ _HASH_BLOCK = 4 << 20
 
 class RemoteFile:
     """The content that `web` has now, or had when it was last asked: see `asking.identify`. Implements
-    `index.Contents`. Raises ModelError when it cannot be had.
+    `header.Contents`. Raises ModelError when it cannot be had.
 
     `path` is a file of the whole size, of which only fetched ranges hold what they should; `header_progress`
     hears of what `need` fetches; `tag` tells this content from others of the same name, where there are any.
