@@ -194,6 +194,7 @@ def test_a_second_orchestrator_that_waits_too_long_is_told_why(cluster: Cluster)
     result = second.finish(1, within=20)
     assert result["fault"]["reason"] == "PoolTimeout"
     assert "a: busy with another orchestrator" in second.error_line()
+    assert cluster.nodes["a"].err.count("refused the orchestrator") == 1, "it asked for three seconds"
     os.kill(first.worker_pid(0), signal.SIGCONT)
     assert first.finish(0)["token_ids"] == ECHO[:120]
 

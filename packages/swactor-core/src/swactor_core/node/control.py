@@ -121,6 +121,7 @@ class ControlService:
         self._reports: ReportQueue | None = None
         self._channel: ControlChannel | None = None
         self.refused = 0
+        self._refused_last: tuple[NodeId, str] | None = None
         self.watched = False
         self._history = history
         bus.add_sink(self._event)
@@ -159,7 +160,9 @@ class ControlService:
     async def _refuse(self, channel: ControlChannel, why: str, *, final: bool) -> None:
         """Answers its first word with the reason, and gives it time to read that."""
         self.refused += 1
-        log.warning("refused the orchestrator %s: %s", node_hex(channel.peer), why)
+        again, self._refused_last = self._refused_last == (channel.peer, why), (channel.peer, why)
+        level = logging.DEBUG if again else logging.WARNING  # one that waits for its turn asks twice a second
+        log.log(level, "refused the orchestrator %s: %s", node_hex(channel.peer), why)
         try:
             async with asyncio.timeout(REFUSAL_BOUND):
                 await channel.receive()

@@ -157,7 +157,7 @@ class RunListener:
 
 
 class Orchestrator:
-    """Use: construct, `await start()`, `await run(...)`, `await close()`. One run at a time."""
+    """Use: construct, `await start()`, `await run(...)`, `await close()`. One run each."""
 
     def __init__(
         self,
