@@ -104,3 +104,12 @@ def test_a_stage_that_cannot_be_captured_is_the_caller_s_to_refuse(
     capturing.capture_apart(GRAPH, missing, progress=heard.append, should_abort=lambda: False)
     assert heard == []
     assert "could not be captured in a process of their own: status 1" in caplog.text
+
+
+def test_where_no_process_can_be_started_the_caller_captures(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "executable", os.devnull)
+    config = config_of(manifest_of(MODEL))
+    capturing.capture_apart(GRAPH, config, progress=lambda _: None, should_abort=lambda: False)
+    assert "could not be captured in a process of their own: [Errno 13]" in caplog.text

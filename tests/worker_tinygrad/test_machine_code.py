@@ -167,6 +167,14 @@ def test_what_the_other_process_cannot_build_is_built_here(folder: Path, builder
     assert doubled(NativeFunction(TWICE, builder)) == 42
 
 
+def test_where_no_process_can_be_started_it_is_built_here(folder: Path, builder: Any) -> None:
+    from swactor_worker_tinygrad.machine_code import NativeFunction
+
+    building.sys.executable = os.devnull
+    assert not builder.build(TWICE)
+    assert doubled(NativeFunction(TWICE, builder)) == 42
+
+
 def test_a_role_without_tinygrad_to_build_with_says_so(
     backend: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

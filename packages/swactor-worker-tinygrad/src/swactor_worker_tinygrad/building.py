@@ -34,7 +34,12 @@ class Builder:
             return False
         if self._child is None:
             command = [sys.executable, "-m", "swactor_worker_tinygrad.building", str(os.getpid())]
-            self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+            try:
+                self._child = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+                )
+            except OSError:  # no further process is allowed, or none of this interpreter
+                return False
             self._end = weakref.finalize(self, _end, self._child)
         child, data = self._child, source.encode()
         assert child.stdin is not None

@@ -46,7 +46,12 @@ def capture_apart(
     """Returns when that process has ended, for whatever reason: what it did not keep is the caller's to
     capture, and then the caller has the error too. Raises RoleError when aborted."""
     command = [sys.executable, "-m", "swactor_worker_tinygrad.capturing", str(os.getpid())]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    try:
+        started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    except OSError as error:  # no further process is allowed, or none of this interpreter
+        log.warning("graphs could not be captured in a process of their own: %s", error)
+        return
+    with started as child:
         assert child.stdin is not None
         assert child.stdout is not None
         try:
