@@ -79,7 +79,7 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(folder: Path, monkeypatch
 
 
 def test_code_that_calls_others_is_not_kept(tmp_path: Path) -> None:
-    """In a process of its own: in one that has mapped much, others may be too far away for tinygrad's loader."""
+    """In a process of its own: where much is mapped, others may lie too far away for tinygrad's loader."""
     code = (
         "from swactor_worker_tinygrad import environment\n"
         "environment.prepare(environment.read_settings({}))\n"
