@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from swactor_cli import whole_files
-from swactor_cli.whole_files import WholeFile
+from swactor_core import whole_files
+from swactor_core.whole_files import WholeFile
 
 MODEL = Path(__file__).parent.parent / "data" / "tiny" / "llama-tied.gguf"
 ENTRY = [sys.executable, "-m", "swactor_cli"]

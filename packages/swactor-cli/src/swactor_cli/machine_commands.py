@@ -14,6 +14,7 @@ from swactor_cli.options import (
     MOST_NODES,
     Arena,
     Cluster,
+    Device,
     Json,
     Loader,
     Membership,
@@ -46,7 +47,7 @@ def node(
     memory: Annotated[
         str | None, typer.Option(help="What a stage's worker may take here, like 8GiB.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Compute device, such as CPU or CUDA.")] = None,
+    device: Device = None,
     worker_option: Annotated[
         list[str] | None,
         typer.Option(help="KEY=VALUE for the worker plug-in, such as threads=2; repeatable."),
@@ -101,7 +102,7 @@ def plan(
     memory: Annotated[
         str | None, typer.Option(help="What a stage's worker may take on each of --nodes, like 8GiB.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Compute device, such as CPU or CUDA.")] = None,
+    device: Device = None,
     worker_option: Annotated[
         list[str] | None,
         typer.Option(help="KEY=VALUE for the worker plug-in, such as weights=packed; repeatable."),
@@ -139,7 +140,7 @@ def tune(
     nodes: Annotated[int, typer.Option(min=1, max=MOST_NODES, help="Nodes, one stage each.")] = 2,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of a run, prompt and answer.")] = 160,
     prefill_chunk: PrefillChunk = PREFILL_CHUNK,
-    device: Annotated[str | None, typer.Option(help="Compute device, such as CPU or CUDA.")] = None,
+    device: Device = None,
     worker_option: Annotated[
         list[str] | None,
         typer.Option(help="KEY=VALUE for the worker plug-in, such as kernels=graph; repeatable."),

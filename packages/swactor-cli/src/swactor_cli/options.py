@@ -25,6 +25,7 @@ Json = Annotated[
     bool, typer.Option("--json", help="One JSON object a line on stdout.", rich_help_panel="Output")
 ]
 Cluster = Annotated[str | None, typer.Option(help="A cluster file.", show_default=False)]
+Device = Annotated[str | None, typer.Option(help="Compute device, such as CPU or CUDA.")]
 PrefillChunk = Annotated[int, typer.Option(min=1, max=4096, help="Prompt tokens per compute step.")]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="No talk on stderr but errors.", rich_help_panel="Output")

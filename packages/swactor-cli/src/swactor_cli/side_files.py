@@ -13,8 +13,7 @@ from pathlib import Path
 
 from swactor_core.errors import ResourceError, UsageError
 from swactor_core.observe.bus import JsonLinesSink, Sink
-
-from swactor_cli.whole_files import WholeFile
+from swactor_core.whole_files import WholeFile
 
 
 class SideFiles:

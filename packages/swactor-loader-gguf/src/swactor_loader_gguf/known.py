@@ -13,12 +13,13 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from swactor_core.whole_files import write_whole
 
 from swactor_loader_gguf.cache import cache_directory
 
@@ -99,15 +100,9 @@ def recall(url: str) -> Known | None:
 def keep(url: str, known: Known) -> None:
     """Writes it down for later. A cache that cannot be written keeps nothing: the run needs none of it."""
     file = _file(url)
-    draft = file.with_name(f".{file.name}.{secrets.token_hex(6)}")
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            draft.write_text(_text(known), "utf-8")
-            os.replace(draft, file)
-        except OSError:
-            draft.unlink(missing_ok=True)
-            raise
+        write_whole(file, _text(known).encode())
 
 
 def addresses_by_key() -> dict[str, list[Known]]:

@@ -40,17 +40,18 @@ class Builder:
                 )
             except OSError:  # no further process is allowed, or none of this interpreter
                 return False
+            assert self._child.stdin is not None
+            os.set_blocking(self._child.stdin.fileno(), False)
             self._end = weakref.finalize(self, _end, self._child)
         child, data = self._child, source.encode()
         assert child.stdin is not None
         assert child.stdout is not None
         try:
             _write(child.stdin.fileno(), len(data).to_bytes(_LENGTH_BYTES, "little") + data)
+            _wait(child.stdout.fileno(), select.POLLIN)
         except BrokenPipeError:
             return False
-        answer = select.poll()
-        answer.register(child.stdout, select.POLLIN)
-        if not answer.poll(BUILD_SECONDS * 1e3):
+        except TimeoutError:
             self.close()
             return False
         return os.read(child.stdout.fileno(), 1) == b"y"
@@ -70,7 +71,16 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 def _write(descriptor: int, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
+        _wait(descriptor, select.POLLOUT)
         rest = rest[os.write(descriptor, rest) :]
+
+
+def _wait(descriptor: int, what: int) -> None:
+    """Raises TimeoutError."""
+    poll = select.poll()
+    poll.register(descriptor, what)
+    if not poll.poll(BUILD_SECONDS * 1e3):
+        raise TimeoutError(f"the process that builds kernels did nothing for {BUILD_SECONDS:g} s")
 
 
 def main() -> int:

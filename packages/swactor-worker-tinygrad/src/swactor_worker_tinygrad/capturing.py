@@ -7,13 +7,13 @@ line each. It writes graphs to the disk and nothing else; whoever started it rea
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import pickle
 import select
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -47,16 +47,16 @@ def capture_apart(
     capture, and then the caller has the error too. Raises RoleError when aborted."""
     command = [sys.executable, "-m", "swactor_worker_tinygrad.capturing", str(os.getpid())]
     try:
-        started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    except OSError as error:  # no further process is allowed, or none of this interpreter
+        with tempfile.TemporaryFile() as stage:
+            stage.write(pickle.dumps((asdict(wanted), config)))
+            stage.seek(0)
+            started = subprocess.Popen(command, stdin=stage, stdout=subprocess.PIPE)
+    except OSError as error:  # no further process is allowed, or none of this interpreter; a full disk
         log.warning("graphs could not be captured in a process of their own: %s", error)
         return
     with started as child:
-        assert child.stdin is not None
         assert child.stdout is not None
         try:
-            with contextlib.suppress(BrokenPipeError), child.stdin as stdin:
-                stdin.write(pickle.dumps((asdict(wanted), config)))
             for done, total in _steps(child.stdout.fileno(), should_abort):
                 progress(LoadProgress("compile", done, total))
             child.wait(END_SECONDS)

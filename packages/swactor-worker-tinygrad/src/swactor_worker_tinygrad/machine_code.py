@@ -6,15 +6,15 @@ not know what the functions do. Imports tinygrad only to build: a start that fin
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import mmap
 import os
-import tempfile
 import weakref
 from pathlib import Path
 from typing import Any
+
+from swactor_core.whole_files import write_whole
 
 from swactor_worker_tinygrad.building import Builder
 from swactor_worker_tinygrad.environment import require_tinygrad
@@ -90,18 +90,9 @@ def _mapped(path: Path) -> _Mapped | None:
 
 def keep(source: str, image: bytes) -> bool:
     """Writes the source's code to the disk, whole or not at all; False where the folder cannot be written."""
-    path = _kept_at(source)
     try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        write_whole(_kept_at(source), image + _digest(image), private=True)
     except OSError:
-        return False
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(image + _digest(image))
-        os.replace(name, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
         return False
     return True
 

@@ -20,11 +20,11 @@ from swactor_core.config import (
 from swactor_core.errors import UsageError
 from swactor_core.node.identity import load_or_create_seed
 from swactor_core.plugins import load_plugins
+from swactor_core.whole_files import WholeFile
 
 from swactor_cli.errors import ExitCode
 from swactor_cli.keys import node_key_file, orchestrator_key_file, public_key_of
 from swactor_cli.output import Output
-from swactor_cli.whole_files import WholeFile
 
 MEMBERSHIP_PORT = 7946
 

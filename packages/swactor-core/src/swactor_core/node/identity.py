@@ -6,12 +6,12 @@ import contextlib
 import fcntl
 import os
 import secrets
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from swactor_core.errors import ConfigError, ResourceError
+from swactor_core.whole_files import WholeFile
 
 SEED_BYTES = 32
 
@@ -51,22 +51,13 @@ def load_or_create_seed(path: Path) -> bytes:
 
 
 def _create(path: Path) -> None:
-    """Writes a fresh seed beside `path` and links it there, unless another process was faster."""
-    descriptor, unnamed = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # of mode 0600
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_bytes(SEED_BYTES).hex() + "\n")
-            file.flush()
-            os.fsync(descriptor)
-        with contextlib.suppress(FileExistsError):
-            os.link(unnamed, path)
-    finally:
-        os.unlink(unnamed)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    """Writes a fresh seed to `path`, unless another process was faster."""
+    with (
+        contextlib.suppress(FileExistsError),
+        contextlib.closing(WholeFile(str(path), private=True, replace=False)) as file,
+    ):
+        file.write(f"{secrets.token_bytes(SEED_BYTES).hex()}\n".encode())
+        file.commit(durable=True)
 
 
 def _load(path: Path) -> bytes:

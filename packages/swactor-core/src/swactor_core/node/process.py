@@ -12,16 +12,22 @@ from contextlib import contextmanager
 PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(parent: int) -> None:
-    """SIGKILL for this process when its parent ends; exits at once when the parent is already gone.
+def tied_to_parent(parent: int) -> bool:
+    """SIGKILL for this process when its parent ends; False when that has ended already.
 
-    `parent` is the pid that started this process (prctl(2): the setting is not inherited by children).
+    `parent` is the pid that started this process (prctl(2): the setting is not inherited by children). The kernel
+    watches the thread that started it, so parents start it from their main thread.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
-    if os.getppid() != parent:
+        raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
+    return os.getppid() == parent
+
+
+def die_with_parent(parent: int) -> None:
+    """The same; exits at once when the parent is already gone."""
+    if not tied_to_parent(parent):
         sys.exit(1)
 
 

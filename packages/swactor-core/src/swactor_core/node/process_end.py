@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 
+REAP_SECONDS = 10.0
+
 
 async def exited(process: asyncio.subprocess.Process) -> None:
     """Returns when the process itself has ended and its `returncode` is known. `Process.wait` waits for its
-    pipes too, which a process that it started may hold open (CPython 3.11.4 and later)."""
+    pipes too, which a process that it started may hold open (CPython 3.11.4 and later). Raises TimeoutError
+    when the loop has not heard of the end in REAP_SECONDS."""
     if process.returncode is None:
         loop = asyncio.get_running_loop()
         try:
@@ -26,5 +29,6 @@ async def exited(process: asyncio.subprocess.Process) -> None:
             finally:
                 loop.remove_reader(descriptor)
                 os.close(descriptor)
-    while process.returncode is None:  # noqa: ASYNC110 - the loop's own watcher reaps it at this moment
-        await asyncio.sleep(0.001)
+    async with asyncio.timeout(REAP_SECONDS):
+        while process.returncode is None:  # noqa: ASYNC110 - the loop's own watcher reaps it at this moment
+            await asyncio.sleep(0.001)

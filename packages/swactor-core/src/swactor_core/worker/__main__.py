@@ -13,11 +13,9 @@ if __name__ == "__main__":
     gc.disable()
 
 import argparse
-import ctypes
 import faulthandler
 import logging
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +23,7 @@ from typing import Any
 from swactor_core.errors import ResourceError
 from swactor_core.machines.worker_effects import ExitCode
 from swactor_core.messages import RoleConfigured, WorkerReady
-from swactor_core.node.process import ignore_terminal_interrupt
+from swactor_core.node.process import ignore_terminal_interrupt, tied_to_parent
 from swactor_core.plugins import Plugins, load_modules, load_plugins
 from swactor_core.spi.arena import ArenaPlugin, ArenaView
 from swactor_core.spi.provider import Kind
@@ -36,14 +34,13 @@ from swactor_core.worker.harness import Harness, Surroundings
 ARENA_FD = "SWACTOR_ARENA_FD"
 ARENA_BYTES = "SWACTOR_ARENA_BYTES"
 COPY_POLL_MS = 1
-_PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one worker until its exit code is known."""
     gc.disable()
     options = _parser().parse_args(arguments)
-    if not _die_with_parent(options.parent_pid):
+    if not tied_to_parent(options.parent_pid or os.getppid()):
         sys.stderr.write("worker: the node that started this process is not its parent any more\n")
         return ExitCode.CONTROL_LOST
     ignore_terminal_interrupt()
@@ -139,17 +136,6 @@ def _parser() -> argparse.ArgumentParser:
         help="load only the plug-ins in these modules, without looking at what is installed; may be repeated",
     )  # fmt: skip
     return parser
-
-
-def _die_with_parent(expected: int | None) -> bool:
-    """Asks the kernel for SIGKILL when the parent ends; False when it had ended before the asking.
-
-    The kernel watches the thread that started this process, so the node starts it from its main thread.
-    """
-    parent = os.getppid() if expected is None else expected
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    return os.getppid() == parent
 
 
 def _claim_stdio() -> tuple[int, int]:

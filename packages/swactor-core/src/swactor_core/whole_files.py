@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from typing import BinaryIO
 
@@ -56,7 +55,7 @@ class WholeFile:
         return os.open(self._named, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)
 
     def _beside(self) -> str:
-        return os.path.join(os.path.dirname(self._target), f".swactor-{secrets.token_hex(8)}.part")
+        return os.path.join(os.path.dirname(self._target), f".swactor-{os.urandom(8).hex()}.part")
 
     def write(self, data: bytes) -> None:
         self._file.write(data)
@@ -69,6 +68,8 @@ class WholeFile:
                 if durable:
                     os.fsync(self._file.fileno())
                 self._give_name()
+                if durable:
+                    _sync_folder(os.path.dirname(self._target))
         finally:
             self.close()
 
@@ -94,3 +95,18 @@ class WholeFile:
         if named:
             with contextlib.suppress(OSError):
                 os.unlink(named)
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes, *, private: bool = False) -> None:
+    """The file at `path` is `data`, or as it was. Raises OSError."""
+    with contextlib.closing(WholeFile(os.fspath(path), private=private)) as file:
+        file.write(data)
+        file.commit()
+
+
+def _sync_folder(path: str) -> None:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
