@@ -52,11 +52,12 @@ def load_or_create_seed(path: Path) -> bytes:
 
 def _create(path: Path) -> None:
     """Writes a fresh seed to `path`, unless another process was faster."""
+    seed = secrets.token_bytes(SEED_BYTES)
     with (
         contextlib.suppress(FileExistsError),
         contextlib.closing(WholeFile(str(path), private=True, replace=False)) as file,
     ):
-        file.write(f"{secrets.token_bytes(SEED_BYTES).hex()}\n".encode())
+        file.write(f"{seed.hex()}\n".encode())
         file.commit(durable=True)
 
 
