@@ -256,6 +256,30 @@ def other_run(number: int) -> ProvisionStage:
     return replace(PROVISION, run_id=RunId(number), **changes)
 
 
+async def test_a_model_that_opens_as_the_next_run_arrives_is_nobodys(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It outlived its run, and what it found comes before the next run's controller had its first turn."""
+    opened: asyncio.Future[tuple[dict[str, Any], tuple[()]]] = asyncio.get_running_loop().create_future()
+
+    async def slow(*_: object) -> tuple[dict[str, Any], tuple[()]]:
+        return await opened
+
+    with monkeypatch.context() as slowly:
+        slowly.setattr(asyncio, "to_thread", slow)
+        rig.host.provision(other_run(1))
+        rings = [(await rig.works(InstallRing)).ring_id for _ in range(2)]
+        rig.host.stop_run(StopRun(RunId(1)))
+        for ring_id in rings:
+            rig.system.tell(ESTABLISHER, RingQuiesced(ring_id))
+        await rig.says(StageStopped)
+    opened.set_result(({}, ()))
+    rig.host.provision(other_run(2))
+    assert (await rig.works(ConfigureRole)).config != {}
+    assert rig.host.controller is not None
+    assert rig.host.controller.state is StageState.PREPARING
+
+
 def test_ranges_of_a_forgotten_run_come_back_with_their_proof() -> None:
     """The worker takes its rings out of use when the next run is there already."""
 

@@ -126,7 +126,11 @@ class SwimMembership:
         if self._socket is not None or self._closed:
             raise UsageError("this membership was started before", hint="create another one with a new epoch")
         self._loop = asyncio.get_running_loop()
-        self._socket = await self._bind(self._loop)
+        bound = await self._bind(self._loop)
+        if self._closed:  # meanwhile; nobody would close this socket any more, nor read from it
+            bound.close()
+            raise ResourceError("the membership was closed while it started")
+        self._socket = bound
         port = self._socket.getsockname()[1]
         self._me = replace(self._me, gossip_port=port)
         seed = self._context.settings.get("seed", f"{self._me.node_id}/{self._me.epoch}")
@@ -144,8 +148,10 @@ class SwimMembership:
             found = await loop.getaddrinfo(
                 host or None, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE
             )
-        except OSError as error:
-            raise ResourceError(f"membership address {host}: {error.strerror}") from error
+        except (OSError, UnicodeError) as error:  # the latter for what no host name can be
+            why = error.strerror if isinstance(error, OSError) else "no host has such a name"
+            hint = "give an address of this machine"
+            raise ResourceError(f"membership address {host!r}: {why}", hint=hint) from error
         family, kind, protocol, _, address = found[0]
         bound = socket.socket(family, kind, protocol)
         try:
@@ -333,7 +339,7 @@ class SwimMembership:
         assert self._loop is not None
         try:
             found = await self._loop.getaddrinfo(host, None, family=self._family(), type=socket.SOCK_DGRAM)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             _LOG.debug("cannot resolve %r: %s", host, error)
             self._waiting.pop(host, None)
             return

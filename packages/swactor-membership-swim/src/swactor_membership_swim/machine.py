@@ -579,9 +579,10 @@ class SwimMachine:
             self._leave_due = math.inf
             return
         self._leave_left -= 1
-        for name in sorted(self._leave_unheard):
-            member = self._roster[name].member
+        # A name may have been forgotten meanwhile: it had ended, and a newcomer has its place.
+        unheard = [entry for name in sorted(self._leave_unheard) if (entry := self._roster.get(name))]
+        for member in (entry.member for entry in unheard):
             ping = Ping(self._probes.next_sequence(), life_of(member))
-            self._leave_pings[ping.sequence] = name
+            self._leave_pings[ping.sequence] = member.name
             self._send((member.gossip_host, member.gossip_port), ping, [Claim(self._me)])
         self._leave_due = now + self._settings.probe_timeout
