@@ -126,11 +126,7 @@ class SwimMembership:
         if self._socket is not None or self._closed:
             raise UsageError("this membership was started before", hint="create another one with a new epoch")
         self._loop = asyncio.get_running_loop()
-        bound = await self._bind(self._loop)
-        if self._closed:  # meanwhile; nobody would close this socket any more, nor read from it
-            bound.close()
-            raise ResourceError("the membership was closed while it started")
-        self._socket = bound
+        self._socket = await self._bind(self._loop)
         port = self._socket.getsockname()[1]
         self._me = replace(self._me, gossip_port=port)
         seed = self._context.settings.get("seed", f"{self._me.node_id}/{self._me.epoch}")
@@ -152,6 +148,8 @@ class SwimMembership:
             why = error.strerror if isinstance(error, OSError) else "no host has such a name"
             hint = "give an address of this machine"
             raise ResourceError(f"membership address {host!r}: {why}", hint=hint) from error
+        if self._closed:  # meanwhile: nobody would read from a socket any more, nor close it
+            raise ResourceError("the membership was closed while it started")
         family, kind, protocol, _, address = found[0]
         bound = socket.socket(family, kind, protocol)
         try:
