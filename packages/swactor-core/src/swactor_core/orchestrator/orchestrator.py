@@ -59,7 +59,7 @@ from swactor_core.messages import (
 )
 from swactor_core.node.data_plane import ARENA, DataPlane
 from swactor_core.node.identity import fresh_epoch
-from swactor_core.node.peers import PeerBook, replacement
+from swactor_core.node.peers import PeerBook, replacement, take_leave
 from swactor_core.observe.bus import EventBus
 from swactor_core.orchestrator.endpoint import ENDPOINT, RING_HOST, EndpointAdapter, LogitsSink, RingHost
 from swactor_core.orchestrator.links import POOL, NodeLink
@@ -76,7 +76,6 @@ log = logging.getLogger(__name__)
 
 RUN = Address(Component.RUN)
 ARENA_CEILING = 256 << 20
-CLOSE_BOUND = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,18 +282,10 @@ class Orchestrator:
     async def close(self) -> None:
         """Ends links, membership and transport; bounded, idempotent."""
         links, self._links = self._links, {}
-        for link in links.values():
-            await link.close()
+        await asyncio.gather(*(link.close() for link in links.values()))
         membership, self._membership = self._membership, None
         transport, self._transport = self._transport, None
-        try:
-            async with asyncio.timeout(CLOSE_BOUND):
-                if membership is not None:
-                    await membership.leave()
-                if transport is not None:
-                    await transport.close()
-        except TimeoutError:
-            log.warning("transport or membership did not close within %g s", CLOSE_BOUND)
+        await take_leave(membership, transport)
         await self.system.shutdown()
         self.data_plane.arena.close()
 
@@ -338,12 +329,10 @@ class Orchestrator:
         if self._broken is not None:
             self.system.tell(RUN, EndpointsFailed(self._broken))
         for node_id in candidates:
-            self._links.setdefault(
-                node_id,
-                NodeLink(
+            if node_id not in self._links:  # making one begins to dial
+                self._links[node_id] = NodeLink(
                     self.system, self._transport, node_id, objects=self._objects, on_report=self._report_from
-                ),
-            )
+                )
         self.system.tell(POOL, BeginPool())
         for evidence in self._before_run:
             self.system.tell(POOL, evidence)
