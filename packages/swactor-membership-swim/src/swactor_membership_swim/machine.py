@@ -102,10 +102,6 @@ class SwimMachine:
         """A departure was asked for, and everybody was told as well as can be."""
         return self._me.state is MemberState.LEFT and self._leave_due == math.inf
 
-    @property
-    def strain(self) -> int:
-        return self._strain
-
     def members(self) -> tuple[Member, ...]:
         """This participant and all that it holds, the dead and departed for a while included, by name."""
         everybody = [self._me, *(entry.member for entry in self._roster)]
@@ -347,7 +343,7 @@ class SwimMachine:
             self._actions.append(Changed(member))
 
     def _begin_suspicion(self, entry: Entry, claim: Claim, now: float, *, merged: bool) -> None:
-        suspicion = Suspicion(entry.member.epoch, entry.member.incarnation, now)
+        suspicion = Suspicion(now)
         entry.suspicion = suspicion
         self._count_witness(suspicion, entry, claim, merged=merged)
         if claim.accuser != self._life and not self._probes.waiting_for(life_of(entry.member)):

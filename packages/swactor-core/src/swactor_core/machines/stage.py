@@ -1,9 +1,9 @@
 """StageController (spec sections 14 to 16): one provisioned stage of one run, control path only.
 
 Watches worker and edge events, issues one ExecuteStep at a time, reports to the orchestrator. Executes
-sequence s only after loading inbound sequence s, and writes s outbound. Moves no payload and opens no file:
-`OpenModel` asks its adapter for the worker's role configuration. Readiness and weight use are its guarantees
-(spec section 39).
+sequence s only after loading inbound sequence s, and lets no output but that of s pass. Moves no payload and
+opens no file: `OpenModel` asks its adapter for the worker's role configuration. Readiness and weight use are
+its guarantees (spec section 39).
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class StageController(Machine[StageState]):
         Row(S.READY, DeviceObjectReleased, None, (S.READY,)),
         Row(S.READY, ReleaseFailed, "_release_failed", (S.FAULTED,)),
         # StepCompleted comes straight from the worker, ObjectProduced through the Tx gate: in either order.
-        Row(S.EXECUTING, ObjectProduced, "_produced", (S.EXECUTING, S.READY)),
+        Row(S.EXECUTING, ObjectProduced, "_produced", (S.EXECUTING, S.READY, S.FAULTED)),
         Row(S.EXECUTING, DeviceObjectReleased, None, (S.EXECUTING,)),
         Row(S.EXECUTING, ReleaseFailed, "_release_failed", (S.FAULTED,)),
         Row(S.EXECUTING, StepCompleted, "_completed", (S.EXECUTING, S.READY, S.FAULTED)),
@@ -244,6 +244,11 @@ class StageController(Machine[StageState]):
         )
 
     def _produced(self, event: ObjectProduced, now: float) -> Outcome[StageState]:
+        if not self._steps.is_output(event):
+            detail = (
+                f"object {event.object_id} of sequence {event.sequence} was produced, no step asked for it"
+            )
+            return self._fault(FaultReason.SEQUENCE_VIOLATION, detail=detail, component=Component.WORKER)
         produced, completion = self._steps.output(event), self._steps.completion
         if completion is None:
             return S.EXECUTING, (produced,)

@@ -379,8 +379,8 @@ class Driver:
         task.add_done_callback(ended)
 
     def forget(self, edge_ids: tuple[EdgeId, ...]) -> None:
-        """Drops the rendezvous of ended edges after their run. One that holds a stream, or is about to hear of
-        one, stays: nobody else would refuse that in its time."""
+        """Drops the rendezvous of ended edges after their run. One that holds a stream, or is about to,
+        stays: nobody else would refuse that in its time."""
         for edge_id in edge_ids:
             machine = self._rendezvous.get(edge_id)
             if machine is not None and machine.state not in _WITH_STREAM:
