@@ -9,6 +9,7 @@ import contextlib
 import gc
 import os
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -66,7 +67,7 @@ class TinygradBackend:
 
         self.device, self.settings, self._variables = device, settings, variables
         self._bridge = TinygradBridge(device)
-        self._roles: list[Any] = []
+        self._roles: weakref.WeakSet[Any] = weakref.WeakSet()
         self._captures_apart = True
 
     @property
@@ -295,7 +296,7 @@ class TinygradBackend:
                 engine.project(count)
             progress(LoadProgress("compile", len(steps) + done + 1, total))
         role = ModelStage(config, engine=engine, bridge=self._bridge, files=files)
-        self._roles.append(role)
+        self._roles.add(role)
         progress(LoadProgress("ready", 1, 1))
         return role
 
@@ -346,9 +347,8 @@ class TinygradBackend:
 
     def close(self) -> None:
         """Closes every role and frees what is left on the device. Idempotent."""
-        for role in self._roles:
+        for role in tuple(self._roles):
             role.close()
-        self._roles.clear()
         self._bridge.close()
         gc.collect()
 
