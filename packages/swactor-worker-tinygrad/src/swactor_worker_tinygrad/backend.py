@@ -17,6 +17,7 @@ from typing import Any
 
 from swactor_core.errors import ResourceError, SwactorError
 from swactor_core.faults import RoleFailure
+from swactor_core.free_memory import available_memory
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.specs import DTypeFamily, ObjectKind, ObjectSpec, align_up
 from swactor_core.spi.loader import StageManifest, TensorRef
@@ -343,7 +344,7 @@ class TinygradBackend:
         of which at most half of what is free is taken."""
         if self.settings.weights != "auto":
             return self.settings.weights == "packed"
-        return sum(ref.nbytes for ref in wanted) <= environment.available_memory() // 2
+        return sum(ref.nbytes for ref in wanted) <= (available_memory() or 0) // 2
 
     def close(self) -> None:
         """Closes every role and frees what is left on the device. Idempotent."""
