@@ -96,6 +96,20 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
         outbound(edge_id=EdgeId(1 << 64)),
         f"edge id {1 << 64}, not of 1..{(1 << 64) - 1}",
     ),
+    "a run that is none": ({"run_id": RunId(-1)}, "run -1, not of 64 bits"),
+    "a run beyond the wire": ({"run_id": RunId(1 << 64)}, f"run {1 << 64}, not of 64 bits"),
+    "rows of no width": (
+        inbound(object_spec=replace(ACTIVATION, row_width=0)),
+        "objects of at most 1024 bytes in rows of 0 bytes, aligned to 4 on edge 1",
+    ),
+    "rows without alignment": (
+        outbound(object_spec=replace(ACTIVATION, alignment=0)),
+        "objects of at most 1024 bytes in rows of 8 bytes, aligned to 0 on edge 2",
+    ),
+    "objects of less than a row": (
+        outbound(object_spec=replace(ACTIVATION, max_extent=7)),
+        "objects of at most 7 bytes in rows of 8 bytes, aligned to 4 on edge 2",
+    ),
     "one edge for both ends": (outbound(edge_id=EdgeId(1)), "edge 1 both in and out"),
     "rings the wrong way round": (
         inbound(ring_spec=OUT) | outbound(ring_spec=IN),
@@ -204,7 +218,8 @@ async def test_an_impossible_assignment_is_refused_and_nothing_of_it_begins(rig:
     assert impossible(provision) == why
     rig.host.provision(provision)
     assert drained(rig.said) == refusal(provision, why)
-    assert [(e["event"], e["run_id"], e["detail"]) for e in rig.events] == [("provisioning_refused", 5, why)]
+    told = [(e["event"], e["run_id"], e["detail"]) for e in rig.events]
+    assert told == [("provisioning_refused", provision.run_id, why)]
     assert rig.host.refused == 1
     assert not rig.host.active
     assert rig.data_plane.leased == 0

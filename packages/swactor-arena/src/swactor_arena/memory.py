@@ -6,6 +6,7 @@ lacks.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -70,7 +71,10 @@ def map_memory(fd: int, ceiling: int) -> mmap.mmap:
     except (OSError, ValueError, OverflowError) as error:
         message = f"{ceiling} bytes of address space for the arena: {error}"
         raise ResourceError(message, hint="lower the arena ceiling, or raise ulimit -v") from error
-    mapping.madvise(mmap.MADV_DONTDUMP)  # a core file must hold neither payload nor terabytes of holes
+    with contextlib.suppress(
+        OSError
+    ):  # advice: a core file should hold neither payload nor terabytes of holes
+        mapping.madvise(mmap.MADV_DONTDUMP)
     return mapping
 
 

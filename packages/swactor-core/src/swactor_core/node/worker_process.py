@@ -159,18 +159,16 @@ class WorkerProcess:
             close_pipes(process)
             if self._process is process:
                 self._process = None
+        self._tell_end(generation, process, last_words=talk[-1] if talk else "")
+
+    def _tell_end(
+        self, generation: WorkerGeneration, process: asyncio.subprocess.Process, *, last_words: str
+    ) -> None:
         lost, cause = self._lost_page() if process.returncode == -signal.SIGBUS else ("", "")
-        detail = (
-            f"the worker process {process.pid} {exit_text(process.returncode)}{f': {lost}' if lost else ''}"
-        )
-        last = talk[-1] if talk else ""
-        self._notify(
-            generation,
-            ProcessNotificationKind.EXITED,
-            process.pid,
-            f"{detail}{f'; it said: {last}' if last else ''}",
-            cause=cause,
-        )
+        detail = f"the worker process {process.pid} {exit_text(process.returncode)}"
+        detail += f": {lost}" if lost else ""
+        detail += f"; it said: {last_words}" if last_words else ""
+        self._notify(generation, ProcessNotificationKind.EXITED, process.pid, detail, cause=cause)
 
     def _after_events(self, generation: WorkerGeneration, process: asyncio.subprocess.Process) -> None:
         """A worker's last event comes right before its end: one that lives on can tell nothing any more."""
