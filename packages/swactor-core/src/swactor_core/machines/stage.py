@@ -163,7 +163,7 @@ class StageController(Machine[StageState]):
 
     def _provision(self, event: ProvisionStage, now: float) -> Outcome[StageState]:
         self._provision_ = event
-        self._teardown.edges = {event.inbound.edge_id, event.outbound.edge_id}
+        self._teardown.ends.edges = frozenset({event.inbound.edge_id, event.outbound.edge_id})
         rx, tx = stage_edges(event)
         return S.PREPARING, (
             Emit(EventName.STAGE_PROVISION_STARTED, {}),
@@ -217,7 +217,7 @@ class StageController(Machine[StageState]):
 
     def _if_ready(self) -> Outcome[StageState]:
         plan = self.provisioned
-        if not self._weights_ready or self._ready_edges != self._teardown.edges:
+        if not self._weights_ready or self._ready_edges != self._teardown.ends.edges:
             return S.PREPARING, ()
         ready = StageReady(plan.run_id, plan.stage_index)
         return S.READY, (Emit(EventName.STAGE_READY, {}), Send(ORCHESTRATOR, ready))
@@ -364,7 +364,7 @@ class StageController(Machine[StageState]):
 
     def _check_self(self) -> tuple[Action, ...]:
         """Everything may have stopped before StopRun came: then this EdgeStopped, told again, ends it."""
-        said = self._teardown.stopped(self.provisioned.inbound.edge_id)
+        said = self._teardown.ends.said(self.provisioned.inbound.edge_id)
         return () if said is None else (Send(Address(Component.STAGE_CONTROLLER), said),)
 
     def _if_stopped(self) -> Outcome[StageState]:
