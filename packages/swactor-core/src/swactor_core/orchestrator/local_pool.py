@@ -14,10 +14,10 @@ import os
 import secrets
 import sys
 from collections import deque
-from collections.abc import Callable, Container
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Container
+from dataclasses import dataclass, field
 
-from swactor_core.codec import CodecError
+from swactor_core.codec import MAX_LINE, CodecError
 from swactor_core.config import ClusterConfig, NodeSettings
 from swactor_core.errors import ResourceError
 from swactor_core.ids import NodeId
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 STOP_BOUND = 15.0
 KILL_BOUND = 3.0
 STDERR_LINES = 60
+LAST_WORDS = 4  # lines that are kept: a node has at most two
 
 
 @dataclass(slots=True)
@@ -38,8 +39,8 @@ class _Child:
     name: str
     node_id: NodeId
     process: asyncio.subprocess.Process
-    talk: deque[str]
-    watcher: asyncio.Task[None]
+    talk: deque[str] = field(default_factory=lambda: deque(maxlen=STDERR_LINES))
+    words: deque[bytes] = field(default_factory=lambda: deque(maxlen=LAST_WORDS))
 
 
 async def _spawn() -> asyncio.subprocess.Process:
@@ -53,7 +54,21 @@ async def _spawn() -> asyncio.subprocess.Process:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env={**os.environ, "SWACTOR_PARENT": str(os.getpid())},
+            limit=MAX_LINE,
         )
+
+
+async def _lines(stream: asyncio.StreamReader | None) -> AsyncIterator[bytes]:
+    """What a child writes, until it closes that; a line over the stream's limit is left out."""
+    assert stream is not None
+    while True:
+        try:
+            line = await stream.readline()
+        except ValueError:
+            continue
+        if not line:
+            return
+        yield line
 
 
 async def _await_ends(processes: list[asyncio.subprocess.Process], seconds: float) -> None:
@@ -114,6 +129,7 @@ class LocalPool:
         self._on_report = on_report
         self._on_exit = on_exit
         self._children: list[_Child] = []
+        self._watchers: list[asyncio.Task[None]] = []
         self._stopping = False
 
     async def start(self, settings: NodeSettings, node_id: NodeId) -> None:
@@ -127,43 +143,43 @@ class LocalPool:
             ) from None
         assert process.stdin is not None
         process.stdin.write(settings.model_dump_json().encode() + b"\n")
-        talk: deque[str] = deque(maxlen=STDERR_LINES)
-        child = _Child(settings.name, node_id, process, talk, asyncio.ensure_future(asyncio.sleep(0)))
-        child.watcher = asyncio.ensure_future(self._watch(child))
+        child = _Child(settings.name, node_id, process)
         self._children.append(child)
+        self._watchers.append(asyncio.ensure_future(self._watch(child)))
 
     async def _watch(self, child: _Child) -> None:
-        assert child.process.stderr is not None
-        assert child.process.stdout is not None
-        words = asyncio.ensure_future(child.process.stdout.read())
-        reader = asyncio.ensure_future(self._listen(child))
-        await exited(child.process)
-        # A grandchild may hold the pipes open; what the node itself wrote is there at once.
-        await asyncio.wait((reader, words), timeout=0.5)
-        reader.cancel()
-        words.cancel()
+        readers = [asyncio.ensure_future(read(child)) for read in (self._hear_talk, self._hear_words)]
+        try:
+            with contextlib.suppress(TimeoutError):  # it has ended, only how is not known
+                await exited(child.process)
+            # A grandchild may hold the pipes open; what the node itself wrote is there at once.
+            await asyncio.wait(readers, timeout=0.5)
+        finally:
+            for reader in readers:
+                reader.cancel()
         if not self._stopping:
-            for line in words.result().splitlines() if words.done() and not words.cancelled() else ():
-                try:
-                    self._on_report(child.node_id, CONTROL.decode(line))
-                except CodecError as error:
-                    log.warning("%s: bad last words: %s", child.name, error)
-            said = next((line for line in reversed(child.talk) if line.startswith("error: ")), "")
-            what = said.removeprefix("error: ") or f"its process {exit_text(child.process.returncode)}"
-            self._on_exit(child.node_id, f"{child.name}: {what}")
+            self._tell_end(child)
 
-    async def _listen(self, child: _Child) -> None:
-        assert child.process.stderr is not None
-        while True:
-            try:
-                line = await child.process.stderr.readline()
-            except ValueError:  # a line over the limit: skip what was buffered of it
-                continue
-            if not line:
-                return
+    async def _hear_talk(self, child: _Child) -> None:
+        async for line in _lines(child.process.stderr):
             text = line.decode(errors="replace").rstrip()
             child.talk.append(text)
             log.info("%s: %s", child.name, text)
+
+    async def _hear_words(self, child: _Child) -> None:
+        async for line in _lines(child.process.stdout):
+            child.words.append(line)
+
+    def _tell_end(self, child: _Child) -> None:
+        for line in child.words:
+            try:
+                self._on_report(child.node_id, CONTROL.decode(line.rstrip(b"\n")))
+            except CodecError as error:
+                log.warning("%s: bad last words: %s", child.name, error)
+        said = next((line for line in reversed(child.talk) if line.startswith("error: ")), "")
+        code = child.process.returncode
+        ended = f"its process {'ended' if code is None else exit_text(code)}"
+        self._on_exit(child.node_id, f"{child.name}: {said.removeprefix('error: ') or ended}")
 
     async def stop(self) -> None:
         """Ends the lifelines, waits for the nodes to end in order, kills what does not."""
@@ -175,10 +191,12 @@ class LocalPool:
         await _await_ends(processes, STOP_BOUND)
         self.kill()
         await _await_ends(processes, KILL_BOUND)
-        for child in self._children:
-            await asyncio.wait((child.watcher,), timeout=1.0)
-            child.watcher.cancel()
-            close_pipes(child.process)
+        if self._watchers:
+            await asyncio.wait(self._watchers, timeout=1.0)
+        for watcher in self._watchers:
+            watcher.cancel()
+        for process in processes:
+            close_pipes(process)
 
     def kill(self, nodes: Container[NodeId] | None = None) -> None:
         """Ends these nodes at once, or all; their workers die with them."""
