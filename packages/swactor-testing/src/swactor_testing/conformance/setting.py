@@ -57,7 +57,7 @@ class SettingsContract(JudgingContract):
             self._check()(settings)
         assert name in caught.value.message, f"the error does not name {name!r}: {caught.value.message}"
         with pytest.raises(ConfigError):
-            self.provider().factory(settings).close()
+            self.provider().factory(settings=settings).close()
 
     def test_settings_that_the_worker_is_run_with_are_taken(self) -> None:
         """`check_settings` raises for what the factory would refuse, and for no other: not for none at all,
