@@ -173,7 +173,10 @@ DRIVER_FAULT = failed(
     cause="PeerUnreachable",
 )
 NOT_INSTALLED = failed(
-    TX, FaultReason.EDGE_ESTABLISHMENT_FAILED, detail="the worker did not install the ring within 10 s"
+    TX,
+    FaultReason.EDGE_ESTABLISHMENT_FAILED,
+    detail="the worker did not install the ring within 10 s",
+    cause="RingNotInstalled",
 )
 NOT_CONNECTED = failed(
     TX, FaultReason.EDGE_ESTABLISHMENT_FAILED, detail="the connection to the peer was not made within 10 s"

@@ -33,6 +33,7 @@ from swactor_core.ids import INPUT_PORT, DeviceObjectHandle, RingId, RoleId
 from swactor_core.messages import (
     Address,
     ExecuteStep,
+    InstallRing,
     ReleaseDeviceObject,
     ResetRole,
     RingFault,
@@ -221,6 +222,10 @@ def aborts_step(run: MockRun) -> None:
 def stops_worker_that_hangs(run: MockRun) -> None:
     silence_worker(run, LAST)
     run.pool[LAST].system.tell(Address(Component.GPU_WORKER_CTL), ShutdownWorker(ShutdownMode.GRACEFUL))
+
+
+def installs_no_ring(run: MockRun) -> None:
+    alter_commands(run, LAST, lambda c: () if isinstance(c, InstallRing) else c)
 
 
 def step_with(alter: Callable[[ExecuteStep], object]) -> Act:

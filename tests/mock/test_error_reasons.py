@@ -35,6 +35,7 @@ from reason_means import (
     aborts_step,
     arena_plugin,
     cursor_moves,
+    installs_no_ring,
     member_dies,
     model_fails,
     never_opens_model,
@@ -62,6 +63,7 @@ from swactor_core.faults import (
     REMEDIES,
     REMEDIES_OF_CAUSES,
     Component,
+    EstablishmentFailure,
     FaultReason,
     LeaseRejection,
     ModelFailure,
@@ -372,6 +374,12 @@ OF_LEASES: dict[LeaseRejection, Produced] = {
     ),
 }
 
+OF_ESTABLISHMENT: dict[EstablishmentFailure, Produced] = {
+    EstablishmentFailure.RING_NOT_INSTALLED: Produced(
+        R.EDGE_ESTABLISHMENT_FAILED, C.EDGE_ESTABLISHER, PLANNED, installs_no_ring, stage=LAST, said="within"
+    ),
+}
+
 # Members of two enums may be equal: they are texts.
 SCENARIOS: list[tuple[StrEnum, Produced]] = [
     pair
@@ -386,6 +394,7 @@ SCENARIOS: list[tuple[StrEnum, Produced]] = [
         OF_RELEASES,
         OF_STREAMS,
         OF_LEASES,
+        OF_ESTABLISHMENT,
     )
     for pair in scenarios.items()  # type: ignore[attr-defined]
 ]

@@ -129,6 +129,12 @@ class StreamFaultReason(StrEnum):
     PUMP_FAILED = "PumpFailed"
 
 
+class EstablishmentFailure(StrEnum):
+    """What an edge waited for in vain (spec section 26), where that is not the network."""
+
+    RING_NOT_INSTALLED = "RingNotInstalled"
+
+
 class LeaseRejection(StrEnum):
     EXCEEDS_CEILING = "ExceedsCeiling"
     INVALID_SPEC = "InvalidSpec"
@@ -311,6 +317,9 @@ REMEDIES_OF_CAUSES: dict[tuple[FaultReason, str], str] = {
     ),
     (FaultReason.WEIGHT_LOAD_FAILED, ModelFailure.CACHE_UNUSABLE): (
         "set SWACTOR_CACHE_DIR on that node to a folder that it may write to"
+    ),
+    (FaultReason.EDGE_ESTABLISHMENT_FAILED, EstablishmentFailure.RING_NOT_INSTALLED): (
+        "look at that node's log for what its worker did instead of installing the ring"
     ),
     (FaultReason.EDGE_ESTABLISHMENT_FAILED, LeaseRejection.NO_MEMORY): (
         "free memory on that node, or raise its container's limit, then run again"

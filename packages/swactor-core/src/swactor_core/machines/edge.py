@@ -16,6 +16,7 @@ from swactor_core.faults import (
     RING_FAULTS,
     STREAM_FAULTS,
     Component,
+    EstablishmentFailure,
     Fault,
     FaultReason,
     LeaseRejection,
@@ -280,7 +281,8 @@ class EdgeRecord(Machine[EdgeProvisionState]):
         return S.STOPPING_WORKER_RING, self._uninstall(UninstallReason.EDGE_STOPPED, now)
 
     def _establish_timeout_early(self, event: TimerFired, now: float) -> Outcome[EdgeProvisionState]:
-        failed = self._failed(self._establishment_fault("the worker did not install the ring"))
+        what, cause = "the worker did not install the ring", EstablishmentFailure.RING_NOT_INSTALLED
+        failed = self._failed(self._establishment_fault(what, str(cause)))
         return S.STOPPING_WORKER_RING, (failed, *self._uninstall(UninstallReason.EDGE_STOPPED, now))
 
     def _reaped_early(self, event: RingQuiesced, now: float) -> Outcome[EdgeProvisionState]:
@@ -379,9 +381,9 @@ class EdgeRecord(Machine[EdgeProvisionState]):
         reason = RING_FAULTS.get(event.reason, FaultReason.RING_FAULT)
         return self._fault(reason, cause=str(event.reason), detail=event.detail, component=Component.WORKER)
 
-    def _establishment_fault(self, what: str) -> Fault:
+    def _establishment_fault(self, what: str, cause: str = "") -> Fault:
         detail = f"{what} within {self._bounds.establish:g} s"
-        return self._fault(FaultReason.EDGE_ESTABLISHMENT_FAILED, detail=detail)
+        return self._fault(FaultReason.EDGE_ESTABLISHMENT_FAILED, cause=cause, detail=detail)
 
     def _fault(
         self,
