@@ -191,18 +191,3 @@ def test_nothing_of_a_closed_arena_stays_mapped_or_open(layout_of) -> None:
         with pytest.raises(ValueError, match="released"):
             span[0] = 1
     assert held() == before
-
-
-def test_a_control_group_bounds_the_memory_too(tmp_path) -> None:
-    inner = tmp_path / "outer" / "inner"
-    inner.mkdir(parents=True)
-    for group, limit, used in ((inner, "max", 5), (inner.parent, "1000", 900)):
-        (group / "memory.max").write_text(f"{limit}\n")
-        (group / "memory.current").write_text(f"{used}\n")
-        (group / "memory.stat").write_text("anon 3\ninactive_file 25\n")
-    assert memory.group_rest("0::/outer/inner\n", tmp_path) == 125
-    assert memory.group_rest("0::/outer/absent\n", tmp_path) == 125
-    assert memory.group_rest("0::/\n", tmp_path) is None
-    assert memory.group_rest("3:memory:/outer\n", tmp_path) is None
-    (inner.parent / "memory.current").write_text("5000\n")
-    assert memory.group_rest("0::/outer/inner\n", tmp_path) == 0

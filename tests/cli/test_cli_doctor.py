@@ -14,6 +14,7 @@ import pytest
 from swactor_cli import checks
 from swactor_cli.checks import CORE_CHECKS
 from swactor_cli.commands.doctor import guarded
+from swactor_core import free_memory
 from swactor_core.checks import CheckResult, CheckStatus, DoctorCheck
 
 CHECK_FIELDS = {"type", "id", "plugin", "summary", "status", "detail", "remedy", "seconds"}
@@ -151,13 +152,13 @@ def test_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch, soft: int, sta
 
 
 def test_memory_is_the_lesser_of_machine_and_control_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "_machine_memory", lambda: 8 << 30)
-    monkeypatch.setattr(checks, "_group_memory", lambda: 100 << 20)
+    monkeypatch.setattr(free_memory, "machine_rest", lambda: 8 << 30)
+    monkeypatch.setattr(free_memory, "group_rest", lambda: 100 << 20)
     result = checks.check_memory()
     assert (result.status, result.detail) == (CheckStatus.WARN, "100.0 MiB are free in this control group")
-    monkeypatch.setattr(checks, "_group_memory", lambda: None)
+    monkeypatch.setattr(free_memory, "group_rest", lambda: None)
     assert checks.check_memory() == CheckResult(CheckStatus.OK, "8.0 GiB are free")
-    monkeypatch.setattr(checks, "_machine_memory", lambda: None)
+    monkeypatch.setattr(free_memory, "machine_rest", lambda: None)
     assert checks.check_memory().status is CheckStatus.WARN
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 
 from machine_stage_words import (
@@ -57,6 +58,7 @@ from swactor_core.faults import (
 )
 from swactor_core.fsm import Emit, Send
 from swactor_core.ids import (
+    ObjectId,
     RoleId,
     StepId,
     WorkerGeneration,
@@ -140,6 +142,34 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
                 faulted(
                     FaultReason.SEQUENCE_VIOLATION,
                     "object of sequence 0 while Preparing, next expected is 0",
+                ),
+            ),
+        ],
+        S.FAULTED,
+    ),
+    "an object that the step was not to produce": (
+        [
+            *PREFILL,
+            (
+                produced(1),
+                faulted(
+                    FaultReason.SEQUENCE_VIOLATION,
+                    "object 41 of sequence 1 was produced, no step asked for it",
+                    component=Component.WORKER,
+                ),
+            ),
+        ],
+        S.FAULTED,
+    ),
+    "an object of that sequence under another id": (
+        [
+            *PREFILL,
+            (
+                replace(produced(0), object_id=ObjectId(41)),
+                faulted(
+                    FaultReason.SEQUENCE_VIOLATION,
+                    "object 41 of sequence 0 was produced, no step asked for it",
+                    component=Component.WORKER,
                 ),
             ),
         ],

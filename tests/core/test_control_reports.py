@@ -135,6 +135,23 @@ async def test_a_command_that_cannot_be_sent_is_heard_of_too() -> None:
     await system.shutdown()
 
 
+async def test_a_link_that_is_closed_ends_its_channel_in_order() -> None:
+    system = ActorSystem(lambda address, error: None)
+    channel = Channel()
+
+    async def open_control(node_id: NodeId, *, deadline: float) -> Channel:
+        return channel
+
+    transport: Any = SimpleNamespace(open_control=open_control)
+    link = NodeLink(system, transport, NodeId(2), objects=False, on_report=lambda node_id, message: None)
+    link.seen(alive=True)
+    await settled(lambda: channel.sent)
+    assert not channel.closed.is_set()
+    await link.close()
+    assert channel.closed.is_set()
+    await system.shutdown()
+
+
 async def test_last_words_of_a_worker_without_end_are_kept_short() -> None:
     """They become part of a fault, which has to reach the orchestrator."""
     stderr = asyncio.StreamReader(limit=4 * MAX_LINE)

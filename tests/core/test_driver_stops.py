@@ -193,3 +193,17 @@ async def test_a_stream_of_edge_0_is_refused_and_harms_nobody(rig: Rig) -> None:
     assert await rig.hears() == DriverEdgeReady(EDGE)
     tell(rig, StopEdge(EDGE))
     assert await rig.hears() == PumpStopped(EDGE, RING)
+
+
+async def test_a_stream_that_waits_when_its_edge_is_forgotten_is_refused_in_its_time(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came after the edge's own stop, as a peer may send one for an edge that this process sends on."""
+    monkeypatch.setattr(data_plane, "PENDING_STREAM_BOUND", 0.2)
+    stream = rig.network.arrives()
+    while EDGE not in rig.driver._rendezvous:  # noqa: ASYNC110 - a turn or two of this loop
+        await asyncio.sleep(0)
+    rig.driver.forget((EDGE,))
+    assert await rig.refuses() == "UnknownEdge"
+    await asyncio.wait_for(stream.stopped.wait(), 10)
+    assert rig.driver._streams == {}

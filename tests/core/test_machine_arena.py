@@ -38,7 +38,7 @@ from swactor_core.messages import (
     RingReleased,
     Shutdown,
 )
-from swactor_core.specs import RingDirection, RingLayout, RingSpec
+from swactor_core.specs import HostPinning, RingDirection, RingLayout, RingSpec, WakeCoalescing
 from swactor_testing.scripts import Script, Steps, event_strategies, step_or_refuse, walk
 
 S = ArenaState
@@ -269,6 +269,8 @@ def test_every_transition_of_the_table_is_taken() -> None:
         RingSpec(64, RingDirection.INGRESS, alignment=0),
         RingSpec(64, RingDirection.INGRESS, alignment=3),
         RingSpec(64, RingDirection.INGRESS, alignment=2 * PAGE),
+        RingSpec(64, RingDirection.INGRESS, host_pinning=HostPinning.PINNED_REQUIRED),
+        RingSpec(64, RingDirection.INGRESS, wake_coalescing=WakeCoalescing.READY_SET),
     ],
 )
 def test_a_spec_that_no_ring_can_have_is_refused(spec: RingSpec) -> None:

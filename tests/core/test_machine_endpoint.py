@@ -321,6 +321,19 @@ def test_any_event_in_any_state_transitions_or_is_refused(data: st.DataObject) -
     assert left == sorted(set(left), reverse=True), "it is said again only when a proof has come"
 
 
+def test_a_proof_is_not_taken_back_and_is_told_once() -> None:
+    machine = SCRIPT.play("fresh")
+    machine.step(StopEndpoints(), 0.0)
+    assert machine.step(EdgeStopped(IN, "why"), 0.0) == (), "it never opened that edge"
+    assert machine.step(EdgeStopped(IN), 0.0) == ()
+    machine = SCRIPT.reach(EndpointState.STOPPING)
+    machine.step(EdgeStopped(IN, "why"), 0.0)
+    assert Send(RUN, EndpointsStopped(("why",))) in machine.step(EdgeStopped(OUT), 0.0)
+    assert machine.step(EdgeStopped(IN), 0.0) == (Send(RUN, EndpointsStopped()),)
+    assert machine.step(EdgeStopped(IN, "why"), 0.0) == ()
+    assert machine.step(EdgeStopped(IN), 0.0) == ()
+
+
 def test_that_the_reader_has_enough_is_passed_on() -> None:
     machine = SCRIPT.reach(EndpointState.AWAITING_TOKEN)
     sent = machine.step(TokenDecoded(Sequence(0), 42, enough=True), 0.0)

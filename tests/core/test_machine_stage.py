@@ -21,6 +21,7 @@ from machine_stage_words import (
     WORKER,
     S,
     loaded,
+    produced,
     provision,
 )
 from swactor_core.fsm import Action, Send
@@ -139,6 +140,7 @@ EVENTS = event_strategies(
         EdgeId: st.sampled_from((IN, OUT)),
         RoleId: st.sampled_from((ROLE, ROLE, ROLE, OTHER_ROLE)),
         ObjectLoaded: st.builds(loaded, st.integers(0, 2), st.integers(1, 3)),
+        ObjectProduced: st.builds(produced, st.integers(0, 2)),
     },
 )
 

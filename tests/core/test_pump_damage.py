@@ -61,3 +61,19 @@ async def test_a_worker_that_scribbles_over_its_cursor_faults_the_edge(sent: int
     assert stream.stopped
     assert not [hint for hint in told if isinstance(hint, RingWritable)]
     arena.close()
+
+
+async def test_a_pump_with_a_defect_lets_its_peer_go() -> None:
+    """The fault is its edge's (`Driver._guarded`); the peer must not wait for what nobody reads any more."""
+    arena = HeapArenas().create(LAYOUT.total_len)
+    hooks: dict[str, Any] = {"now": lambda: 0.0, "tell": lambda send: None, "hint": lambda message: None}
+    stream = Stream(b"")
+    pump = RecvPumpTask(SPEC, arena.create_ring(LAYOUT), stream, **hooks)  # type: ignore[arg-type] # as above
+    task = asyncio.ensure_future(pump.run())
+    await asyncio.sleep(0)
+    stream.take = lambda view: 1 // 0  # type: ignore[method-assign]
+    pump.wake()
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(task, 5)
+    assert stream.stopped
+    arena.close()

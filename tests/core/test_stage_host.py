@@ -96,6 +96,20 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
         outbound(edge_id=EdgeId(1 << 64)),
         f"edge id {1 << 64}, not of 1..{(1 << 64) - 1}",
     ),
+    "a run that is none": ({"run_id": RunId(-1)}, "run -1, not of 64 bits"),
+    "a run beyond the wire": ({"run_id": RunId(1 << 64)}, f"run {1 << 64}, not of 64 bits"),
+    "rows of no width": (
+        inbound(object_spec=replace(ACTIVATION, row_width=0)),
+        "objects of at most 1024 bytes in rows of 0 bytes, aligned to 4 on edge 1",
+    ),
+    "rows without alignment": (
+        outbound(object_spec=replace(ACTIVATION, alignment=0)),
+        "objects of at most 1024 bytes in rows of 8 bytes, aligned to 0 on edge 2",
+    ),
+    "objects of less than a row": (
+        outbound(object_spec=replace(ACTIVATION, max_extent=7)),
+        "objects of at most 7 bytes in rows of 8 bytes, aligned to 4 on edge 2",
+    ),
     "one edge for both ends": (outbound(edge_id=EdgeId(1)), "edge 1 both in and out"),
     "rings the wrong way round": (
         inbound(ring_spec=OUT) | outbound(ring_spec=IN),
@@ -204,7 +218,8 @@ async def test_an_impossible_assignment_is_refused_and_nothing_of_it_begins(rig:
     assert impossible(provision) == why
     rig.host.provision(provision)
     assert drained(rig.said) == refusal(provision, why)
-    assert [(e["event"], e["run_id"], e["detail"]) for e in rig.events] == [("provisioning_refused", 5, why)]
+    told = [(e["event"], e["run_id"], e["detail"]) for e in rig.events]
+    assert told == [("provisioning_refused", provision.run_id, why)]
     assert rig.host.refused == 1
     assert not rig.host.active
     assert rig.data_plane.leased == 0
@@ -254,6 +269,30 @@ def other_run(number: int) -> ProvisionStage:
     edges = EdgeId(10 * number), EdgeId(10 * number + 1)
     changes = inbound(edge_id=edges[0]) | outbound(edge_id=edges[1])
     return replace(PROVISION, run_id=RunId(number), **changes)
+
+
+async def test_a_model_that_opens_as_the_next_run_arrives_is_nobodys(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It outlived its run, and what it found comes before the next run's controller had its first turn."""
+    opened: asyncio.Future[tuple[dict[str, Any], tuple[()]]] = asyncio.get_running_loop().create_future()
+
+    async def slow(*_: object) -> tuple[dict[str, Any], tuple[()]]:
+        return await opened
+
+    with monkeypatch.context() as slowly:
+        slowly.setattr(asyncio, "to_thread", slow)
+        rig.host.provision(other_run(1))
+        rings = [(await rig.works(InstallRing)).ring_id for _ in range(2)]
+        rig.host.stop_run(StopRun(RunId(1)))
+        for ring_id in rings:
+            rig.system.tell(ESTABLISHER, RingQuiesced(ring_id))
+        await rig.says(StageStopped)
+    opened.set_result(({}, ()))
+    rig.host.provision(other_run(2))
+    assert (await rig.works(ConfigureRole)).config != {}
+    assert rig.host.controller is not None
+    assert rig.host.controller.state is StageState.PREPARING
 
 
 def test_ranges_of_a_forgotten_run_come_back_with_their_proof() -> None:

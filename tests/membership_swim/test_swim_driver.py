@@ -306,6 +306,41 @@ async def test_an_address_that_is_not_ours_is_a_resource_error() -> None:
         await SwimMembership(context_of("a", bind_host="192.0.2.1")).start()
     with pytest.raises(ResourceError, match=r"name\.invalid"):
         await SwimMembership(context_of("a", bind_host="name.invalid")).start()
+    with pytest.raises(ResourceError, match=r"membership address 'a\.\.b': no host has such a name"):
+        await SwimMembership(context_of("a", bind_host="a..b")).start()
+
+
+async def test_a_seed_that_no_host_can_be_called_is_tried_in_vain(start, caplog) -> None:
+    with caplog.at_level(logging.DEBUG, "swactor_membership_swim.driver"):
+        a = await start("a", seeds=(("a..b", 9),))
+        b = await start("b", seeds=(a,))
+        await a.until(alive("a", "b"))
+        await b.membership.leave()
+    assert "cannot resolve 'a..b'" in caplog.text
+
+
+async def test_closing_while_it_starts_leaves_no_socket(monkeypatch) -> None:
+    """Its name is looked up meanwhile; a reader of that socket would turn for ever."""
+    loop = asyncio.get_running_loop()
+    asked, found = asyncio.Event(), asyncio.Event()
+    look_up = loop.getaddrinfo
+
+    async def slow(*arguments, **options):
+        asked.set()
+        await found.wait()
+        return await look_up(*arguments, **options)
+
+    monkeypatch.setattr(loop, "getaddrinfo", slow)
+    watched: list[int] = []
+    monkeypatch.setattr(loop, "add_reader", lambda fd, *_: watched.append(fd))
+    membership = SwimMembership(context_of("a"))
+    starting = asyncio.ensure_future(membership.start())
+    await asked.wait()
+    await membership.close()
+    found.set()
+    with pytest.raises(ResourceError, match="closed while it started"):
+        await starting
+    assert watched == []
 
 
 async def test_a_second_start_is_a_usage_error(start) -> None:

@@ -365,6 +365,16 @@ def test_a_departing_participant_tells_everybody_until_they_have_heard(rig, reco
     assert packet.claims[0].member.state is LEFT, "and who asks later is told too"
 
 
+def test_a_departure_goes_on_without_those_who_were_forgotten_meanwhile(rig, record) -> None:
+    """The table is full: a newcomer takes the place of a member that departed while it was being told."""
+    r = rig("a", member_limit=2)
+    r.machine.step(LeaveAsked(), r.now)
+    assert changed(r.hear(replace(record("a"), state=LEFT), sender="a")) == [("a", LEFT)]
+    assert changed(r.hear(record("newcomer"), sender="newcomer")) == [("newcomer", ALIVE)]
+    r.until(T0 + LOCAL.leave_attempts * LOCAL.probe_timeout + 0.01)
+    assert r.machine.departed
+
+
 def test_somebody_elses_word_that_we_have_departed_ends_this_life_loudly(rig, record) -> None:
     r = rig("a")
     actions = r.hear(replace(record("me"), state=LEFT), sender="a")

@@ -124,7 +124,7 @@ def test_where_nobody_else_can_confirm_the_minimum_holds() -> None:
 def test_the_first_accuser_is_no_confirmation_and_a_grant_holds_the_verdict_back(record) -> None:
     from swactor_membership_swim.members import Life
 
-    suspicion = Suspicion(epoch=1, incarnation=0, began=10.0)
+    suspicion = Suspicion(began=10.0)
     assert suspicion.deadline(LOCAL, possible=3) == 10.0 + LOCAL.suspicion_max
     suspicion.accusers.add(Life(NodeId(1), 1))
     assert suspicion.deadline(LOCAL, possible=3) == 10.0 + LOCAL.suspicion_max

@@ -1,4 +1,4 @@
-"""Sealed datagrams: nothing unauthentic and nothing recorded gets through (architecture section 7)."""
+"""Sealed datagrams: nothing unauthentic and nothing recorded gets through."""
 
 from __future__ import annotations
 

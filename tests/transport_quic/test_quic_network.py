@@ -353,6 +353,14 @@ async def test_a_port_that_cannot_be_is_named(make_node, port):
             await make_node("other", port=port)
 
 
+async def test_a_host_name_that_no_host_can_have_is_named(make_node):
+    left, right = await make_node("left"), await make_node("right")
+    left.transport.set_peer(Peer(right.node_id, right.key, "a..b", 4433))
+    with pytest.raises(TransportError, match=r"no host has the name 'a\.\.b'") as caught:
+        await left.transport.connect(right.node_id, deadline=5)
+    assert caught.value.hint == "check the peer's address"
+
+
 async def test_a_peer_that_moves_is_dialled_at_its_new_address(make_node, make_relay):
     left, right = await make_node("left"), await make_node("right")
     nowhere = make_relay(right)

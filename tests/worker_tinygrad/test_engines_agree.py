@@ -106,11 +106,11 @@ def test_the_engines_are_the_ones_asked_for(backend: Any, graph_backend: Any, mo
 def test_packing_is_left_out_where_memory_is_short(
     backend: Any, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from swactor_worker_tinygrad import environment
+    from swactor_worker_tinygrad import backend as module
 
     monkeypatch.setattr(backend, "settings", replace(backend.settings, weights="auto"))
     for available, packed in ((1 << 30, True), (1 << 10, False)):
-        monkeypatch.setattr(environment, "available_memory", lambda value=available: value)
+        monkeypatch.setattr(module, "available_memory", lambda value=available: value)
         pipeline = Pipeline(backend, model, 1)
         assert bool(pipeline.roles[0].engine.packed_names) == packed
         pipeline.close()

@@ -244,17 +244,3 @@ def test_facts_name_device_and_versions(backend: Any) -> None:
     assert facts["tinygrad"] == "0.14.0"
     assert facts["free_bytes"] > 0
     assert "clang" in facts["compiler"]
-
-
-def test_available_memory_respects_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {
-        "/proc/meminfo": "MemTotal: 100 kB\nMemAvailable: 64 kB\n",
-        "/sys/fs/cgroup/memory.max": "max\n",
-        "/sys/fs/cgroup/memory.current": "30000\n",
-    }
-    monkeypatch.setattr(Path, "read_text", lambda self: files[str(self)])
-    assert environment.available_memory() == 64 * 1024
-    files["/sys/fs/cgroup/memory.max"] = "50000\n"
-    assert environment.available_memory() == 20000
-    files["/proc/meminfo"] = "nothing"
-    assert environment.available_memory() == 0

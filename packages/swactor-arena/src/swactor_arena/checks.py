@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from swactor_core.checks import CheckResult, CheckStatus, DoctorCheck
 from swactor_core.errors import SwactorError
+from swactor_core.free_memory import available_memory
 from swactor_core.ids import RingId
 from swactor_core.specs import CACHE_LINE, RING_HEADER_BYTES, RingLayout
 
@@ -72,10 +73,6 @@ def _move_one_byte(arenas: MemfdArenas) -> bool:
 
 def check_limits() -> CheckResult:
     """Memory that is left, and limits that stop a large sparse mapping."""
-    try:
-        from swactor_arena.memory import available_memory
-    except ImportError as error:
-        return CheckResult(CheckStatus.FAIL, f"compiled ring helper: {error}", "reinstall swactor-arena")
     for limit, name, option in (
         (resource.RLIMIT_AS, "address space", "ulimit -v unlimited"),
         (resource.RLIMIT_FSIZE, "file size", "ulimit -f unlimited"),

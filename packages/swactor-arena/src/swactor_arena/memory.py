@@ -11,15 +11,14 @@ import errno
 import fcntl
 import mmap
 import os
-from pathlib import Path
 
 from swactor_core.errors import ResourceError
+from swactor_core.free_memory import available_memory
 
 from swactor_arena._native import ffi, lib
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MEMORY_HINT = "lower the arena ceiling or the ring capacities, or free memory on this machine"
-_CGROUP_ROOT = Path("/sys/fs/cgroup")
 _ATTEMPTS = 64
 
 
@@ -72,7 +71,10 @@ def map_memory(fd: int, ceiling: int) -> mmap.mmap:
     except (OSError, ValueError, OverflowError) as error:
         message = f"{ceiling} bytes of address space for the arena: {error}"
         raise ResourceError(message, hint="lower the arena ceiling, or raise ulimit -v") from error
-    mapping.madvise(mmap.MADV_DONTDUMP)  # a core file must hold neither payload nor terabytes of holes
+    with contextlib.suppress(
+        OSError
+    ):  # advice: a core file should hold neither payload nor terabytes of holes
+        mapping.madvise(mmap.MADV_DONTDUMP)
     return mapping
 
 
@@ -107,54 +109,3 @@ def _allocate(fd: int, mode: int, offset: int, length: int) -> int:
         if ffi.errno != errno.EINTR:
             return ffi.errno
     return errno.EINTR
-
-
-def available_memory() -> int | None:
-    """Bytes that can still be allocated: the machine's estimate or the control group's rest, whichever is
-    less; None where neither can be read."""
-    bounds = [_machine_rest()]
-    with contextlib.suppress(OSError):
-        bounds.append(group_rest(Path("/proc/self/cgroup").read_text(), _CGROUP_ROOT))
-    return min((bound for bound in bounds if bound is not None), default=None)
-
-
-def _machine_rest() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def group_rest(membership: str, root: Path) -> int | None:
-    """The least rest of a control group (version 2) and its ancestors; None when nothing limits them.
-
-    `membership` is the content of /proc/self/cgroup, `root` where the group tree is mounted.
-    """
-    rests = []
-    for line in membership.splitlines():
-        if not line.startswith("0::"):
-            continue
-        group = root / line.removeprefix("0::").lstrip("/")
-        while group.is_relative_to(root):
-            rest = _rest_of(group)
-            if rest is not None:
-                rests.append(rest)
-            group = group.parent
-    return min(rests, default=None)
-
-
-def _rest_of(group: Path) -> int | None:
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        used = int((group / "memory.current").read_text())
-        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        return None
-    droppable = int(
-        statistics.get("inactive_file", 0)
-    )  # the kernel drops these pages before it refuses memory
-    return None if limit == "max" else max(0, int(limit) - used + droppable)

@@ -1,1 +1,1 @@
-"""Command line of swactor: run, node, plan, plugins, doctor."""
+"""Command line of swactor: `entry.main` is the script, `app.py` says which commands there are."""

@@ -14,6 +14,7 @@ import socket
 import sys
 from pathlib import Path
 
+from swactor_core import free_memory
 from swactor_core.checks import CheckResult, CheckStatus, DoctorCheck
 from swactor_core.errors import ConfigError
 from swactor_core.node.identity import state_directory
@@ -61,38 +62,14 @@ def check_open_files() -> CheckResult:
 
 def check_memory() -> CheckResult:
     """Free memory of the machine and of its control group, the lesser of the two."""
-    free = _machine_memory()
-    group = _group_memory()
-    known = [value for value in (free, group) if value is not None]
-    if not known:
+    left = free_memory.available_memory()
+    if left is None:
         return CheckResult(CheckStatus.WARN, "the free memory of this machine cannot be read")
-    left = min(known)
-    detail = f"{bytes_text(left)} are free" + (" in this control group" if left == group else "")
+    narrow = left == free_memory.group_rest()
+    detail = f"{bytes_text(left)} are free" + (" in this control group" if narrow else "")
     if left < ENOUGH_MEMORY:
         return CheckResult(CheckStatus.WARN, detail, "free memory, or raise the container's limit")
     return CheckResult(CheckStatus.OK, detail)
-
-
-def _machine_memory() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    line = next((line for line in lines if line.startswith("MemAvailable:")), None)
-    return None if line is None else int(line.split()[1]) * 1024
-
-
-def _group_memory() -> int | None:
-    """Limit less use of the control group, version 2 or 1; None without a limit."""
-    for limit, use in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            return max(0, int(Path(limit).read_text()) - int(Path(use).read_text()))
-        except (OSError, ValueError):  # no such file, or "max"
-            continue
-    return None
 
 
 def check_udp() -> CheckResult:

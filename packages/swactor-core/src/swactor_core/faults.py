@@ -312,6 +312,13 @@ REMEDIES_OF_CAUSES: dict[tuple[FaultReason, str], str] = {
     (FaultReason.WEIGHT_LOAD_FAILED, ModelFailure.CACHE_UNUSABLE): (
         "set SWACTOR_CACHE_DIR on that node to a folder that it may write to"
     ),
+    (FaultReason.EDGE_ESTABLISHMENT_FAILED, LeaseRejection.NO_MEMORY): (
+        "free memory on that node, or raise its container's limit, then run again"
+    ),
+    (FaultReason.EDGE_ESTABLISHMENT_FAILED, LeaseRejection.SHUTTING_DOWN): (
+        "start that node again, or run without it"
+    ),
+    (FaultReason.EDGE_ESTABLISHMENT_FAILED, LeaseRejection.INVALID_SPEC): _DEFECT,
     (FaultReason.WORKER_CRASHED, ModelFailure.CONTENT_CHANGED): (
         "put the whole file there again, by a rename and never while a run uses it, then run again"
     ),

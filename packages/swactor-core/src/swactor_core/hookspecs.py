@@ -50,7 +50,8 @@ class RegistrationSpecs:
 
     @hookspec
     def swactor_register_sinks(self) -> Iterable[Provider]:
-        """Providers of kind `sink`: factory `(settings) -> Callable[[Event], None]`."""
+        """Providers of kind `sink`: their factory gives a callable that takes one event (`observe.bus.Sink`).
+        Reserved: registered and listed, not yet chosen by any command."""
         return ()
 
 

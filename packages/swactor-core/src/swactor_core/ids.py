@@ -23,6 +23,7 @@ StepId = NewType("StepId", int)
 WorkerGeneration = NewType("WorkerGeneration", int)
 LeaseRequestId = NewType("LeaseRequestId", int)
 
+RUN_IDS = range(1 << 64)
 EDGE_IDS = range(1, 1 << 64)
 """What an EdgeId may be: 64 bits on the wire, and never 0, the key of components that are one of a kind."""
 

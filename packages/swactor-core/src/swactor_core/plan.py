@@ -37,11 +37,6 @@ class GgufSource:
 BAN = -1e9
 
 
-class SamplingPlace(StrEnum):
-    LAST_STAGE = "LastStage"
-    ORCHESTRATOR = "Orchestrator"
-
-
 @dataclass(frozen=True, slots=True)
 class SamplingPolicy:
     """How a row of logits becomes a token; `sampling.py` says in which order.

@@ -10,7 +10,7 @@ from itertools import pairwise
 from math import isfinite
 
 from swactor_core.errors import ConfigError
-from swactor_core.ids import EDGE_IDS, node_hex
+from swactor_core.ids import EDGE_IDS, RUN_IDS, node_hex
 from swactor_core.plan import (
     EdgeEndpoint,
     EdgeKind,
@@ -29,7 +29,7 @@ _WIDTHS = {DTypeFamily.FLOAT: (2, 4), DTypeFamily.BFLOAT: (2,)}
 
 def validate_plan(plan: RunPlan) -> None:
     """Raises ConfigError naming the first guarantee of spec section 11 that `plan` breaks."""
-    _require(0 <= plan.run_id < _U64, f"run id {plan.run_id} is not of 64 bits")
+    _require(plan.run_id in RUN_IDS, f"run id {plan.run_id} is not of 64 bits")
     _check_model(plan.model)
     _check_runtime(plan)
     _check_stages(plan)

@@ -144,8 +144,12 @@ class SwimMembership:
             found = await loop.getaddrinfo(
                 host or None, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE
             )
-        except OSError as error:
-            raise ResourceError(f"membership address {host}: {error.strerror}") from error
+        except (OSError, UnicodeError) as error:  # the latter for what no host name can be
+            why = error.strerror if isinstance(error, OSError) else "no host has such a name"
+            hint = "give an address of this machine"
+            raise ResourceError(f"membership address {host!r}: {why}", hint=hint) from error
+        if self._closed:  # meanwhile: nobody would read from a socket any more, nor close it
+            raise ResourceError("the membership was closed while it started")
         family, kind, protocol, _, address = found[0]
         bound = socket.socket(family, kind, protocol)
         try:
@@ -333,7 +337,7 @@ class SwimMembership:
         assert self._loop is not None
         try:
             found = await self._loop.getaddrinfo(host, None, family=self._family(), type=socket.SOCK_DGRAM)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             _LOG.debug("cannot resolve %r: %s", host, error)
             self._waiting.pop(host, None)
             return

@@ -4,16 +4,17 @@ SWIM (Das, Gupta, Motivala 2002) with suspicion, the Lifeguard extensions that m
 (Dadgar, Phillips, Currey 2018: suspicion that shortens with confirmations, the suspect is told first, a
 strained participant slows down), full-mesh probing, and epochs.
 
-Knows the rules of conversation. What claim stands is in `members.py`, what is in flight in `probing.py`. It
-gets packets that the seal has authenticated, and the time as an argument; randomness is given to it. After a
-wake-up the driver must hand over everything received before it hands over `Tick`: a participant that
-slept must not accuse its peers.
+Knows the rules of conversation: who is asked, told and answered, and when. What a claim does to what is held
+is in `standing.py`, what is in flight in `probing.py`, what this participant concludes of itself in
+`own_health.py`. It gets packets that the seal has authenticated, and the time as an argument; randomness is
+given to it. After a wake-up the driver must hand over everything received before it hands over `Tick`: a
+participant that slept must not accuse its peers.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import replace
 from random import Random
@@ -24,33 +25,21 @@ from swactor_membership_swim import wire
 from swactor_membership_swim.events import (
     Action,
     Address,
-    Changed,
     Event,
     LeaveAsked,
     Outlived,
     ProbeAsked,
     Received,
     SendFailed,
-    Superseded,
     Tick,
     Transmit,
 )
-from swactor_membership_swim.gossip import RumourQueue
-from swactor_membership_swim.members import (
-    MAX_INCARNATION,
-    Claim,
-    Entry,
-    Life,
-    Suspicion,
-    Verdict,
-    judge,
-    later_life,
-    life_of,
-)
+from swactor_membership_swim.members import Claim, Entry, Life, Suspicion, life_of
+from swactor_membership_swim.own_health import OwnHealth
 from swactor_membership_swim.probing import Probe, ProbeBook, Relay, RelayBook
-from swactor_membership_swim.roster import Roster
 from swactor_membership_swim.seal import SEAL_BYTES
 from swactor_membership_swim.settings import SwimSettings
+from swactor_membership_swim.standing import Ask, Outcome, Standing
 from swactor_membership_swim.wire import Ack, Body, Gossip, PacketError, Ping, PingRequest, Sync
 
 _STRANGERS_KEPT = 256
@@ -62,13 +51,12 @@ class SwimMachine:
     def __init__(
         self, me: Member, seeds: Iterable[Address], settings: SwimSettings, *, random: Random, now: float
     ) -> None:
-        self._me = me
-        self._life = life_of(me)
+        self._held = Standing(me, settings)
+        self._roster, self._rumours = self._held.roster, self._held.rumours
+        self._health = OwnHealth(settings)
         self._seeds = tuple(seeds)
         self._settings = settings
         self._random = random
-        self._roster = Roster(limit=settings.member_limit, tombstone=settings.tombstone)
-        self._rumours = RumourQueue(settings.retransmit)
         self._probes = ProbeBook(random.getrandbits(32))
         self._relays = RelayBook()
         self._round: list[Probe] = []
@@ -80,53 +68,44 @@ class SwimMachine:
         self._reconnect_due = now + settings.reconnect_interval
         self._strangers: OrderedDict[Life, float] = OrderedDict()
         self._sync_second, self._sync_replies = 0, 0
-        self._strain = 0
-        self._late_answers = 0
-        self._isolated = False
-        self._superseded = False
         self._leave_left = 0
         self._leave_due = math.inf
         self._leave_unheard: set[str] = set()
         self._leave_pings: dict[int, str] = {}
-        self.counters: Counter[str] = Counter()
+        self.counters = self._held.counters
         self._actions: list[Action] = []
 
     # What others may look at
 
     @property
     def me(self) -> Member:
-        return self._me
+        return self._held.me
 
     @property
     def departed(self) -> bool:
         """A departure was asked for, and everybody was told as well as can be."""
-        return self._me.state is MemberState.LEFT and self._leave_due == math.inf
-
-    @property
-    def strain(self) -> int:
-        return self._strain
+        return self._held.me.state is MemberState.LEFT and self._leave_due == math.inf
 
     def members(self) -> tuple[Member, ...]:
         """This participant and all that it holds, the dead and departed for a while included, by name."""
-        everybody = [self._me, *(entry.member for entry in self._roster)]
-        return tuple(sorted(everybody, key=lambda member: member.name))
+        return self._held.members()
 
     @property
     def deadline(self) -> float:
         """When the next `Tick` is due; infinity when never."""
-        if self._superseded or self.departed:
+        if self._held.superseded or self.departed:
             return math.inf
-        if self._me.state is MemberState.LEFT:
+        if self._held.me.state is MemberState.LEFT:
             return self._leave_due
         gossip = self._gossip_due if self._rumours and self._roster.present() else math.inf
-        suspicions = (self._dies_at(entry) for entry in self._roster if entry.suspicion is not None)
+        deaths = (self._dies_at(suspicion) for _, suspicion in self._held.suspects())
         timers = (self._round_due, self._seeds_due, self._sync_due, self._reconnect_due, gossip)
-        return min(*timers, self._probes.deadline(), min(suspicions, default=math.inf))
+        return min(*timers, self._probes.deadline(), min(deaths, default=math.inf))
 
     def step(self, event: Event, now: float) -> tuple[Action, ...]:
         """Takes one event. Nothing that a peer sends makes it raise."""
         self._actions = []
-        if self._superseded:
+        if self._held.superseded:
             return ()
         match event:
             case Received():
@@ -141,7 +120,7 @@ class SwimMachine:
                         self._ask_relays(probe, now)
             case ProbeAsked(node_id):
                 entry = self._roster.of_node(node_id)
-                if entry is not None and entry.present and self._me.state is MemberState.ALIVE:
+                if entry is not None and entry.present and self._held.me.state is MemberState.ALIVE:
                     self._begin_probe(entry, now)
             case LeaveAsked():
                 self._leave(now)
@@ -150,7 +129,7 @@ class SwimMachine:
     # Packets
 
     def _receive(self, event: Received, now: float) -> None:
-        if event.sender.node_id == self._life.node_id:
+        if event.sender.node_id == self._held.life.node_id:
             self.counters["own key"] += 1  # a twin with our key, or a stale life of ourselves
             return
         try:
@@ -161,25 +140,25 @@ class SwimMachine:
         merged = isinstance(packet.body, Sync)
         about_me = False
         for claim in packet.claims:
-            about_me = about_me or claim.member.name == self._me.name
+            about_me = about_me or claim.member.name == self._held.me.name
             self._hear(claim, now, merged=merged and life_of(claim.member) != event.sender)
-            if self._superseded:
+            if self._held.superseded:
                 return
         known = self._roster.of_life(event.sender)
         match packet.body:
             case Ping(sequence, target):
-                if target == self._life:
-                    extra = self._claims_about(event.sender, own=about_me or known is None)
-                    self._send(event.source, Ack(sequence, self._life), extra)
+                if target == self._held.life:
+                    extra = self._held.claims_about(event.sender, own=about_me or known is None)
+                    self._send(event.source, Ack(sequence, self._held.life), extra)
                 else:
                     self.counters["misdirected ping"] += 1
-                    self._send(event.source, Gossip(), [Claim(self._me)])
+                    self._send(event.source, Gossip(), [Claim(self._held.me)])
             case Ack(sequence, subject):
                 self._answered(sequence, subject, event.sender, now)
             case PingRequest(sequence, target, host, port):
                 own = self._probes.next_sequence()
                 self._relays.put(own, Relay(event.source, sequence, target))
-                self._send((host, port), Ping(own, target), self._claims_about(target))
+                self._send((host, port), Ping(own, target), self._held.claims_about(target))
             case Sync(reply_wanted=True) if self._may_reply(now):
                 self._send_table(event.source, reply_wanted=False)
         if known is None and not merged:
@@ -203,7 +182,7 @@ class SwimMachine:
     def _answer_outlived(self, event: Outlived, now: float) -> None:
         """A start whose clock was set back is refused whatever it says: it is told whose place it would take,
         once that life has ended."""
-        if event.sender.node_id == self._life.node_id or not self._may_answer(event.sender, now):
+        if event.sender.node_id == self._held.life.node_id or not self._may_answer(event.sender, now):
             return
         entry = self._roster.of_node(event.sender.node_id)
         if entry is not None:
@@ -242,10 +221,9 @@ class SwimMachine:
 
     def _send_table(self, address: Address, *, reply_wanted: bool) -> None:
         """The whole table in as many packets as it takes; each stands for itself; the first asks a reply."""
-        rows = [self._me, *(entry.member for entry in self._roster if not entry.hearsay)]
         limit = self._settings.packet_limit - SEAL_BYTES
         packet = bytearray(wire.encode_body(Sync(reply_wanted)))
-        for member in rows:
+        for member in self._held.table():
             row = wire.encode_claim(Claim(member))
             if len(packet) + len(row) > limit:
                 self._actions.append(Transmit(address, bytes(packet)))
@@ -253,128 +231,22 @@ class SwimMachine:
             packet += row
         self._actions.append(Transmit(address, bytes(packet)))
 
-    def _claims_about(self, life: Life, *, own: bool = False) -> list[Claim]:
-        """What a packet to or about that life must carry: the accusation against it, so that it can refute
-        (the suspect is told first), and our own record where the receiver lacks it."""
-        claims = [Claim(self._me)] if own or self._me.state is not MemberState.ALIVE else []
-        entry = self._roster.of_life(life) or self._roster.of_node(life.node_id)
-        if entry is not None and (
-            entry.member.state is not MemberState.ALIVE or life_of(entry.member) != life
-        ):
-            witness = entry.suspicion is not None and self._life in entry.suspicion.accusers
-            claims.append(Claim(entry.member, self._life if witness else None))
-        return claims
-
     # Claims
 
     def _hear(self, claim: Claim, now: float, *, merged: bool = False) -> None:
-        member = claim.member
-        if member.name == self._me.name:
-            self._hear_of_me(claim)
-            return
-        if member.node_id == self._life.node_id:
-            return  # our own key under another name: a former life of ours
-        entry = self._roster.get(member.name)
-        verdict = judge(entry.member if entry is not None else None, member)
-        if verdict in (Verdict.NEW, Verdict.REPLACES_LIFE):
-            self._adopt(claim, now, merged=merged)
-        elif verdict is Verdict.CONFIRMS:
-            assert entry is not None
-            self._confirm(entry, claim, merged=merged)
-        elif verdict is Verdict.CHANGES:
-            assert entry is not None
-            contested = member.state is MemberState.DEAD and entry.present
-            if contested and (merged or self._answered_lately(entry, now)):
-                # An old table, or a judge who is worse connected than we are: an accusation, not a death.
-                suspect = replace(member, state=MemberState.SUSPECT)
-                self._hear(Claim(suspect, claim.accuser), now, merged=merged)
-            else:
-                self._change(entry, claim, now, merged=merged)
+        self._follow(self._held.hear(claim, now, merged=merged), now)
 
-    def _hear_of_me(self, claim: Claim) -> None:
-        member = claim.member
-        if life_of(member) != self._life:
-            if later_life(member, self._me):
-                if member.state is not MemberState.SUSPECT:  # else its end, or its word, decides
-                    self._give_up(member)
-            else:
-                self._announce()  # somebody still holds a former life of this name
-        elif self._me.state is MemberState.LEFT:
-            self._announce()
-        elif member.state is MemberState.LEFT:
-            self._give_up(member)
-        elif member.state is not MemberState.ALIVE or member.incarnation > self._me.incarnation:
-            # Stale accusations are answered too: their sender has missed an earlier refutation.
-            if member.incarnation >= MAX_INCARNATION:
-                self._give_up(member)
-                return
-            if member.incarnation >= self._me.incarnation:
-                self._me = replace(self._me, incarnation=member.incarnation + 1)
-                self.counters["refuted"] += 1
-            self._announce()
-
-    def _give_up(self, by: Member) -> None:
-        self._superseded = True
-        self._me = replace(self._me, state=MemberState.DEAD)
-        self._actions.append(Superseded(by))
-
-    def _announce(self) -> None:
-        self._rumours.put(self._me.name, wire.encode_claim(Claim(self._me)))
-
-    def _adopt(self, claim: Claim, now: float, *, merged: bool) -> None:
-        member = claim.member
-        over = member.state in (MemberState.DEAD, MemberState.LEFT)
-        entry = self._roster.put(member, now, hearsay=merged and over)
-        if entry is None:
-            self.counters["member limit"] += 1
-            return
-        if member.state is MemberState.SUSPECT:
-            self._begin_suspicion(entry, claim, now, merged=merged)
-        if not entry.hearsay:
-            self._rumours.put(member.name, wire.encode_claim(claim))
-        self._actions.append(Changed(member))
-
-    def _change(self, entry: Entry, claim: Claim, now: float, *, merged: bool) -> None:
-        before, member = entry.member, claim.member
-        entry.member = member
-        entry.suspicion = None
-        if member.state is not before.state:
-            entry.changed = now
-        if member.state is MemberState.SUSPECT:
-            self._begin_suspicion(entry, claim, now, merged=merged)
-        self._rumours.put(member.name, wire.encode_claim(claim))
-        if replace(before, incarnation=member.incarnation) != member:
-            self._actions.append(Changed(member))
-
-    def _begin_suspicion(self, entry: Entry, claim: Claim, now: float, *, merged: bool) -> None:
-        suspicion = Suspicion(entry.member.epoch, entry.member.incarnation, now)
-        entry.suspicion = suspicion
-        self._count_witness(suspicion, entry, claim, merged=merged)
-        if claim.accuser != self._life and not self._probes.waiting_for(life_of(entry.member)):
-            self._begin_probe(entry, now)  # ask ourselves, and tell the suspect
-
-    def _count_witness(self, suspicion: Suspicion, entry: Entry, claim: Claim, *, merged: bool) -> bool:
-        """A merged table is no witness, nor is the accused itself."""
-        accuser = claim.accuser
-        if merged or accuser is None or accuser == life_of(entry.member) or accuser in suspicion.accusers:
-            return False
-        if len(suspicion.accusers) > self._settings.confirmations:
-            return False
-        suspicion.accusers.add(accuser)
-        return True
-
-    def _confirm(self, entry: Entry, claim: Claim, *, merged: bool) -> None:
-        assert entry.suspicion is not None
-        if self._count_witness(entry.suspicion, entry, claim, merged=merged):
-            self._rumours.put(entry.member.name, wire.encode_claim(claim))
-
-    def _answered_lately(self, entry: Entry, now: float) -> bool:
-        return now - entry.answered <= 2 * self._settings.probe_interval * (1 + self._strain)
+    def _follow(self, outcomes: Iterable[Outcome], now: float) -> None:
+        for outcome in outcomes:
+            if not isinstance(outcome, Ask):
+                self._actions.append(outcome)
+            elif not self._probes.waiting_for(life_of(outcome.entry.member)):
+                self._begin_probe(outcome.entry, now)
 
     # Probes
 
     def _begin_probe(self, entry: Entry, now: float) -> Probe:
-        factor = 1 + self._strain
+        factor = self._health.factor
         member = entry.member
         probe = self._probes.begin(
             member.name,
@@ -384,13 +256,13 @@ class SwimMachine:
             timeout=self._settings.probe_timeout * factor,
             length=self._settings.probe_interval * factor,
         )
-        self._send(probe.address, Ping(probe.sequence, probe.life), self._claims_about(probe.life))
+        self._send(probe.address, Ping(probe.sequence, probe.life), self._held.claims_about(probe.life))
         return probe
 
     def _ask_relays(self, probe: Probe, now: float) -> None:
         """The second half of a probe: once more directly, and through others."""
         probe.asked = True
-        claims = self._claims_about(probe.life)
+        claims = self._held.claims_about(probe.life)
         self._send(probe.address, Ping(probe.sequence, probe.life), claims)
         others = [e.member for e in self._roster.present() if life_of(e.member) != probe.life]
         relays = [m for m in others if m.state is MemberState.ALIVE] or others
@@ -404,9 +276,9 @@ class SwimMachine:
     def _answered(self, sequence: int, subject: Life, sender: Life, now: float) -> None:
         relay = self._relays.take(sequence, subject) if sender == subject else None
         if relay is not None:
-            self._send(relay.requester, Ack(relay.sequence, subject), self._record_of(subject))
+            self._send(relay.requester, Ack(relay.sequence, subject), self._held.record_of(subject))
             return
-        if self._me.state is MemberState.LEFT:
+        if self._held.me.state is MemberState.LEFT:
             self._leave_unheard.discard(self._leave_pings.get(sequence, ""))
             if not self._leave_unheard:
                 self._leave_due = math.inf
@@ -416,38 +288,32 @@ class SwimMachine:
             return
         probe, in_time = found
         self._end_isolation(now)
-        self._late_answers += not in_time
+        if not in_time:
+            self._health.answered_late()
         entry = self._roster.of_life(subject)
         if entry is not None:
             entry.answered = max(entry.answered, probe.sent)
 
     def _end_isolation(self, now: float) -> None:
         """Somebody answers again: the others, whom nothing could clear until now, get time to do so too."""
-        if self._isolated:
-            self._isolated = False
-            self._grant_suspects(now)
+        if self._health.isolated:
+            self._health.isolated = False
+            self._spare_suspects(now)
 
-    def _grant_suspects(self, now: float) -> None:
-        for entry in self._roster:
-            if entry.suspicion is not None:
-                entry.suspicion.not_before = now + 3 * self._settings.probe_interval
-
-    def _record_of(self, life: Life) -> list[Claim]:
-        """A relayed answer brings along what the relay holds of the subject: perhaps its refutation."""
-        entry = self._roster.of_life(life)
-        return [] if entry is None or entry.member.incarnation == 0 else [Claim(entry.member)]
+    def _spare_suspects(self, now: float) -> None:
+        self._held.spare(now + 3 * self._settings.probe_interval)
 
     def _unanswered(self, probe: Probe, now: float) -> None:
         entry = self._roster.of_life(probe.life)
         if entry is None or not entry.present:
             return
-        accusation = Claim(replace(entry.member, state=MemberState.SUSPECT), self._life)
+        accusation = Claim(replace(entry.member, state=MemberState.SUSPECT), self._held.life)
         self._hear(accusation, now)
 
     # Time
 
     def _tick(self, now: float) -> None:
-        if self._me.state is MemberState.LEFT:
+        if self._held.me.state is MemberState.LEFT:
             if now >= self._leave_due:
                 self._tell_departure(now)
             return
@@ -459,10 +325,9 @@ class SwimMachine:
                 self._unanswered(probe, now)
             elif now >= probe.direct_due and not probe.asked:
                 self._ask_relays(probe, now)
-        for entry in self._roster:
-            if entry.suspicion is not None and now >= self._dies_at(entry):
-                death = replace(entry.member, state=MemberState.DEAD)
-                self._change(entry, Claim(death, self._life), now, merged=False)
+        for entry, suspicion in self._held.suspects():
+            if now >= self._dies_at(suspicion):
+                self._follow(self._held.bury(entry, now), now)
         if now >= self._round_due:
             self._end_round()
             self._begin_round(now)
@@ -478,31 +343,14 @@ class SwimMachine:
             self._probes.close(probe)
         self._round = []
         self._round_due = now
-        self._grant_suspects(now)
+        self._spare_suspects(now)
 
-    def _dies_at(self, entry: Entry) -> float:
-        assert entry.suspicion is not None
-        possible = len(self._roster.present()) - 1
-        at = entry.suspicion.deadline(self._settings, possible=possible)
-        if self._isolated:
-            longest = self._settings.suspicion_max * self._settings.isolation_factor
-            at = max(at, entry.suspicion.began + longest)
-        return at
+    def _dies_at(self, suspicion: Suspicion) -> float:
+        return self._held.dies_at(suspicion, isolated=self._health.isolated)
 
     def _end_round(self) -> None:
-        """Draws conclusions about ourselves: cut off when nobody of several answers, strained when answers
-        come too late. The strain falls when all would have been in time with less of it."""
-        asked = self._round
-        if len(asked) > 1:
-            self._isolated = self._isolated or all(probe.answered is None for probe in asked)
-        if self._late_answers:
-            self._strain = min(self._strain + 1, self._settings.strain_limit)
-        elif self._strain and asked:
-            comfortable = self._settings.probe_interval * self._strain / 2
-            waits = [p.answered - p.sent if p.answered is not None else math.inf for p in asked]
-            if sorted(waits)[len(waits) // 2] <= comfortable:
-                self._strain -= 1
-        self._late_answers = 0
+        self._health.end_round(self._round)
+        self._held.answer_lasts = 2 * self._settings.probe_interval * self._health.factor
         self._round = []
 
     def _begin_round(self, now: float) -> None:
@@ -514,7 +362,7 @@ class SwimMachine:
         else:
             targets = self._next_of_rotation(present)
         self._round = [self._begin_probe(self._roster[name], now) for name in targets]
-        self._round_due = now + self._settings.probe_interval * (1 + self._strain)
+        self._round_due = now + self._settings.probe_interval * self._health.factor
 
     def _next_of_rotation(self, present: set[str]) -> list[str]:
         """The next `round_limit` names: everybody once in random order before anybody twice (SWIM 4.3)."""
@@ -531,7 +379,7 @@ class SwimMachine:
         present = self._roster.present()
         if now >= self._seeds_due:
             here = {(e.member.gossip_host, e.member.gossip_port) for e in present}
-            here.add((self._me.gossip_host, self._me.gossip_port))
+            here.add((self._held.me.gossip_host, self._held.me.gossip_port))
             for seed in self._seeds:
                 if seed not in here:
                     self._send_table(seed, reply_wanted=True)
@@ -548,7 +396,7 @@ class SwimMachine:
                 member = self._random.choice(dead).member
                 ping = Ping(self._probes.next_sequence(), life_of(member))
                 self._send(
-                    (member.gossip_host, member.gossip_port), ping, self._claims_about(life_of(member))
+                    (member.gossip_host, member.gossip_port), ping, self._held.claims_about(life_of(member))
                 )
             self._reconnect_due = now + self._spread(self._settings.reconnect_interval)
 
@@ -561,15 +409,15 @@ class SwimMachine:
         for entry in self._random.sample(present, count):
             if self._rumours:
                 address = (entry.member.gossip_host, entry.member.gossip_port)
-                self._send(address, Gossip(), self._claims_about(life_of(entry.member)))
+                self._send(address, Gossip(), self._held.claims_about(life_of(entry.member)))
         self._gossip_due = now + self._settings.gossip_interval
 
     # Departure
 
     def _leave(self, now: float) -> None:
-        if self._me.state is not MemberState.ALIVE:
+        if self._held.me.state is not MemberState.ALIVE:
             return
-        self._me = replace(self._me, state=MemberState.LEFT)
+        self._held.depart()
         self._leave_unheard = {entry.member.name for entry in self._roster.present()}
         self._leave_left = self._settings.leave_attempts
         self._tell_departure(now)
@@ -579,9 +427,10 @@ class SwimMachine:
             self._leave_due = math.inf
             return
         self._leave_left -= 1
-        for name in sorted(self._leave_unheard):
-            member = self._roster[name].member
+        # A name may have been forgotten meanwhile: it had ended, and a newcomer has its place.
+        unheard = [entry for name in sorted(self._leave_unheard) if (entry := self._roster.get(name))]
+        for member in (entry.member for entry in unheard):
             ping = Ping(self._probes.next_sequence(), life_of(member))
-            self._leave_pings[ping.sequence] = name
-            self._send((member.gossip_host, member.gossip_port), ping, [Claim(self._me)])
+            self._leave_pings[ping.sequence] = member.name
+            self._send((member.gossip_host, member.gossip_port), ping, [Claim(self._held.me)])
         self._leave_due = now + self._settings.probe_timeout

@@ -118,11 +118,10 @@ def suspicion_length(settings: SwimSettings, confirmations: int, *, possible: in
 
 @dataclass(slots=True)
 class Suspicion:
-    """A running suspicion of one (name, epoch, incarnation). `accusers` are independent witnesses; a merged
-    table is none. `not_before` holds the verdict back after this participant itself was stalled."""
+    """A running suspicion of one (name, epoch, incarnation), of which any change begins another. `accusers`
+    are independent witnesses; a merged table is none. `not_before` holds the verdict back after this
+    participant itself was stalled."""
 
-    epoch: int
-    incarnation: int
     began: float
     accusers: set[Life] = field(default_factory=set)
     not_before: float = 0.0
@@ -144,7 +143,6 @@ class Entry:
     """When this life last answered a probe of ours."""
     hearsay: bool = False
     """A death learnt from a merged table: kept, but not passed on by tables, so that it ends."""
-    last_sync: float = -math.inf
 
     @property
     def present(self) -> bool:

@@ -1,4 +1,4 @@
-"""Sealed datagrams: authenticity, secrecy, and no replay (architecture section 7).
+"""Sealed datagrams: authenticity, secrecy, and no replay.
 
 A datagram is version u8, node id u64, epoch u64, salt 8 bytes, counter u64, then ChaCha20-Poly1305 over the
 packet with those 33 bytes as associated data. The key is the sender's own for this salt, derived from the
@@ -54,7 +54,7 @@ class _Window:
 
 
 class Seal:
-    """Seals for one life, opens for everybody. `counters` counts refusals by reason."""
+    """Seals for one life, opens for everybody. `refusals` are counted by reason. Raises ConfigError."""
 
     def __init__(self, gossip_key: bytes, cluster_id: str, life: Life, *, first_counter: int) -> None:
         if len(gossip_key) != 32:

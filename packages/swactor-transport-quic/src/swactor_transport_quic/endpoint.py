@@ -122,6 +122,8 @@ class Endpoint:
         except socket.gaierror:
             loop = asyncio.get_running_loop()
             found = await loop.getaddrinfo(host, port, family=family, type=socket.SOCK_DGRAM, flags=flags)
+        except UnicodeError:
+            raise OSError(f"no host has the name {host!r}") from None
         return found[0][4]  # type: ignore[return-value]  # of a datagram socket of these two families
 
     def is_local(self, address: Address) -> bool:

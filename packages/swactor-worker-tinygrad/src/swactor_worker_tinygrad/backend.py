@@ -9,6 +9,7 @@ import contextlib
 import gc
 import os
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Any
 
 from swactor_core.errors import ResourceError, SwactorError
 from swactor_core.faults import RoleFailure
+from swactor_core.free_memory import available_memory
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.specs import DTypeFamily, ObjectKind, ObjectSpec, align_up
 from swactor_core.spi.loader import StageManifest, TensorRef
@@ -66,7 +68,7 @@ class TinygradBackend:
 
         self.device, self.settings, self._variables = device, settings, variables
         self._bridge = TinygradBridge(device)
-        self._roles: list[Any] = []
+        self._roles: weakref.WeakSet[Any] = weakref.WeakSet()
         self._captures_apart = True
 
     @property
@@ -295,7 +297,7 @@ class TinygradBackend:
                 engine.project(count)
             progress(LoadProgress("compile", len(steps) + done + 1, total))
         role = ModelStage(config, engine=engine, bridge=self._bridge, files=files)
-        self._roles.append(role)
+        self._roles.add(role)
         progress(LoadProgress("ready", 1, 1))
         return role
 
@@ -342,13 +344,12 @@ class TinygradBackend:
         of which at most half of what is free is taken."""
         if self.settings.weights != "auto":
             return self.settings.weights == "packed"
-        return sum(ref.nbytes for ref in wanted) <= environment.available_memory() // 2
+        return sum(ref.nbytes for ref in wanted) <= (available_memory() or 0) // 2
 
     def close(self) -> None:
         """Closes every role and frees what is left on the device. Idempotent."""
-        for role in self._roles:
+        for role in tuple(self._roles):
             role.close()
-        self._roles.clear()
         self._bridge.close()
         gc.collect()
 

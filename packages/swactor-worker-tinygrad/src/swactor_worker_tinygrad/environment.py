@@ -180,24 +180,6 @@ def default_threads() -> int:
     return max(1, min(8, int(cores) // 2))
 
 
-def available_memory() -> int:
-    """Bytes that can be had without paging, within this container's limit; 0 where nobody says."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        fields = dict(line.split(":", 1) for line in lines)
-        available = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError, IndexError):
-        return 0
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        if limit != "max":
-            used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-            available = min(available, max(0, int(limit) - used))
-    except (OSError, ValueError):
-        pass  # no such limit here
-    return available
-
-
 def find_compiler(wanted: str = "") -> str:
     """The clang that CPU kernels are built with: `wanted`, else CC, else the newest on PATH.
 

@@ -6,7 +6,6 @@ Knows the step contract: rows, positions, chunks, token ids and logits. Must not
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -63,8 +62,6 @@ class ModelStage:
         self._sampler = Sampler(config.sampling, config.manifest.token_count)
         self._output: Allocation | None = None
         self._closed = False
-        #: seconds of the last step by part, for measurements
-        self.timings: dict[str, float] = {}
 
     # The step.
 
@@ -113,7 +110,6 @@ class ModelStage:
         return rows
 
     def _run(self, step: StepInput, rows: int, should_abort: Callable[[], bool]) -> tuple[Allocation, int]:
-        started = time.perf_counter()
         engine, row_bytes = self.engine, self._row_bytes
         ids = self._ids(step.allocation, rows) if self._manifest.first else None
         output = None if self._manifest.last else self._output_of(rows * row_bytes)
@@ -132,14 +128,10 @@ class ModelStage:
                 device_memory.copy(output, done * row_bytes, engine.output(count), 0, count * row_bytes)
             done += count
         self._filled = step.position + rows
-        computed = time.perf_counter()
-        if output is None:
-            engine.project(count)
-            result = self._produce_token()
-        else:
-            result = output, rows * row_bytes
-        self.timings = {"blocks": computed - started, "output": time.perf_counter() - computed}
-        return result
+        if output is not None:
+            return output, rows * row_bytes
+        engine.project(count)
+        return self._produce_token()
 
     def _ids(self, allocation: Allocation, rows: int) -> NDArray[np.uint32]:
         raw = bytearray(rows * TOKEN_BYTES)

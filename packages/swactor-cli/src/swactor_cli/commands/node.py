@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,11 @@ from swactor_core.node.serve import serve
 from swactor_core.plugins import load_plugins
 
 from swactor_cli.errors import ExitCode
+from swactor_cli.interrupts import STOP_SIGNALS
 from swactor_cli.keys import node_key_file, public_key_of
 from swactor_cli.output import Output
 from swactor_cli.sizes import parse_bytes
 from swactor_cli.worker_options import worker_settings
-
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)

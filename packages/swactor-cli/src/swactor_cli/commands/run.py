@@ -273,7 +273,7 @@ async def _drive(
 
 
 def _finish(result: RunResult, display: Display, side: SideFiles, output: Output) -> ExitCode:
-    """The result on stdout, what went wrong on stderr. Raises OutputLost or SideFileError when the run was
+    """The result on stdout, what went wrong on stderr. Raises OutputLost or ResourceError when the run was
     stopped for it."""
     figures = statistics(result)
     try:

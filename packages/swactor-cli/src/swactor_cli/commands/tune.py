@@ -65,7 +65,7 @@ def tune(options: TuneOptions, output: Output) -> ExitCode:
         )
         whole = model.manifest(0, model.facts.num_layers)
         refuse_unfit_model(plugins, choice, whole, positions=made.model.max_seq_len)
-        backend = plugins.select(Kind.WORKER, choice.worker).factory(settings)
+        backend = plugins.select(Kind.WORKER, choice.worker).factory(settings=settings)
         try:
             for stage in made.stages:
                 layers = stage.layer_start, stage.layer_end_exclusive

@@ -28,7 +28,15 @@ from swactor_core.messages import (
     RingReleased,
     Shutdown,
 )
-from swactor_core.specs import CACHE_LINE, RING_HEADER_BYTES, RingLayout, RingSpec, align_up
+from swactor_core.specs import (
+    CACHE_LINE,
+    RING_HEADER_BYTES,
+    HostPinning,
+    RingLayout,
+    RingSpec,
+    WakeCoalescing,
+    align_up,
+)
 
 PAGE = 4096
 
@@ -229,8 +237,10 @@ class ArenaManager(Machine[ArenaState]):
 
 
 def _valid(spec: RingSpec) -> bool:
+    """Whether there can be such a ring: rings here have pending bits, and no page of theirs is pinned."""
     power_of_two = spec.alignment > 0 and spec.alignment & (spec.alignment - 1) == 0
-    return spec.data_capacity > 0 and power_of_two and spec.alignment <= PAGE
+    ours = (spec.host_pinning, spec.wake_coalescing) == (HostPinning.PAGEABLE, WakeCoalescing.PENDING_BIT)
+    return ours and spec.data_capacity > 0 and power_of_two and spec.alignment <= PAGE
 
 
 def _total_len(spec: RingSpec) -> int:

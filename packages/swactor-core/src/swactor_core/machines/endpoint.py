@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from swactor_core.faults import Component, Fault, FaultReason
-from swactor_core.fsm import Action, Effect, Machine, Outcome, Row, Send
+from swactor_core.fsm import Effect, Machine, Outcome, Row, Send
 from swactor_core.ids import EdgeId, RingId, Sequence
 from swactor_core.machines.bounds import teardown_timed_out
+from swactor_core.machines.edge_ends import EdgeEnds
 from swactor_core.machines.gates import ObjectConsumed, ProduceObject
 from swactor_core.messages import (
     Address,
@@ -153,8 +154,7 @@ class TokenEndpoint(Machine[EndpointState]):
         self._token_in_ring: RingId | None = None
         self._sequence = Sequence(-1)
         self._early: TokenDecoded | None = None
-        self._stopped: set[EdgeId] = set()
-        self._unproven: dict[EdgeId, str] = {}
+        self._ends = EdgeEnds()
 
     def _ids(self) -> tuple[EdgeId, EdgeId]:
         assert self._edges is not None
@@ -162,13 +162,14 @@ class TokenEndpoint(Machine[EndpointState]):
 
     def _open(self, event: OpenTokenEdges, now: float) -> Outcome[EndpointState]:
         self._edges = event
+        self._ends.edges = frozenset(self._ids())
         return S.PROVISIONING, (Send(ESTABLISHER, event.token_in), Send(ESTABLISHER, event.token_out))
 
     def _edge_ready(self, event: EdgeReady, now: float) -> Outcome[EndpointState]:
         self._ready.add(event.edge_id)
         if event.edge_id == self._ids()[0]:
             self._token_in_ring = event.ring_id
-        if self._ready != set(self._ids()):
+        if self._ready != self._ends.edges:
             return S.PROVISIONING, ()
         return S.READY, (Send(RUN, EndpointsReady()),)
 
@@ -212,7 +213,7 @@ class TokenEndpoint(Machine[EndpointState]):
         return self._fail(event.fault)
 
     def _edge_stopped_early(self, event: EdgeStopped, now: float) -> Outcome[EndpointState]:
-        self._note(event)
+        self._ends.note(event)
         detail = f"token edge {event.edge_id} stopped during the run"
         return self._fail(
             Fault(FaultReason.STREAM_FAULT, Component.TOKEN_ENDPOINT, detail, edge_id=event.edge_id)
@@ -225,11 +226,8 @@ class TokenEndpoint(Machine[EndpointState]):
 
     def _stop(self, event: StopEndpoints, now: float) -> Outcome[EndpointState]:
         token_in, token_out = self._ids()
-        again: tuple[Action, ...] = ()
-        if self._stopped:  # everything may have stopped already: told again, this ends it
-            edge_id = min(self._stopped)
-            said = EdgeStopped(edge_id, self._unproven.get(edge_id, ""))
-            again = (Send(Address(Component.TOKEN_ENDPOINT), said),)
+        said = self._ends.said(token_in)  # everything may have stopped already: told again, this ends it
+        again = () if said is None else (Send(Address(Component.TOKEN_ENDPOINT), said),)
         return S.STOPPING, (
             Send(Address(Component.TX_EDGE, token_in), StopEdge(token_in)),
             Send(Address(Component.RX_EDGE, token_out), StopEdge(token_out)),
@@ -241,36 +239,23 @@ class TokenEndpoint(Machine[EndpointState]):
         return S.STOPPED, (Send(RUN, EndpointsStopped()),)
 
     def _note_stopped(self, event: EdgeStopped, now: float) -> Outcome[EndpointState]:
-        self._note(event)
+        self._ends.note(event)
         return S.FAULTED, ()
 
-    def _note(self, event: EdgeStopped) -> None:
-        self._stopped.add(event.edge_id)
-        if event.unproven:
-            self._unproven[event.edge_id] = event.unproven
-        else:
-            self._unproven.pop(event.edge_id, None)
-
     def _edge_stopped(self, event: EdgeStopped, now: float) -> Outcome[EndpointState]:
-        self._note(event)
-        if self._stopped != set(self._ids()):
+        self._ends.note(event)
+        if not self._ends.complete:
             return S.STOPPING, ()
         return S.STOPPED, (*self.cancel_timer("teardown"), self._report())
 
     def _teardown_timeout(self, event: TimerFired, now: float) -> Outcome[EndpointState]:
-        bound = f"within {self._teardown_bound:g} s"
-        waiting = (edge_id for edge_id in self._ids() if edge_id not in self._stopped)
-        missing = {edge_id: f"token edge {edge_id} did not stop {bound}" for edge_id in waiting}
-        self._unproven |= missing
-        return S.STOPPED, (
-            teardown_timed_out(Component.TOKEN_ENDPOINT, tuple(missing.values())),
-            self._report(),
-        )
+        missing = self._ends.give_up(f"within {self._teardown_bound:g} s", kind="token edge")
+        return S.STOPPED, (teardown_timed_out(Component.TOKEN_ENDPOINT, missing), self._report())
 
     def _proved_late(self, event: EdgeStopped, now: float) -> Outcome[EndpointState]:
-        before = len(self._unproven)
-        self._note(event)
-        return S.STOPPED, (self._report(),) if len(self._unproven) < before else ()
+        before = len(self._ends.unproven)
+        self._ends.note(event)
+        return S.STOPPED, (self._report(),) if len(self._ends.unproven) < before else ()
 
     def _report(self) -> Send:
-        return Send(RUN, EndpointsStopped(tuple(self._unproven.values())))
+        return Send(RUN, EndpointsStopped(self._ends.unproven))

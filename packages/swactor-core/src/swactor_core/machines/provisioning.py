@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from swactor_core.agreement import agreement, shared_of
-from swactor_core.ids import EDGE_IDS, INPUT_PORT, OUTPUT_PORT, RoleId
+from swactor_core.ids import EDGE_IDS, INPUT_PORT, OUTPUT_PORT, RUN_IDS, RoleId
 from swactor_core.messages import (
     InboundEdgeProvision,
     OutboundEdgeProvision,
@@ -91,6 +91,8 @@ def impossible(provision: ProvisionStage) -> str:
     index, count = provision.stage_index, provision.stage_count
     start, end, layers = provision.layer_start, provision.layer_end_exclusive, provision.model.num_layers
     inbound, outbound = provision.inbound, provision.outbound
+    if provision.run_id not in RUN_IDS:
+        return f"run {provision.run_id}, not of 64 bits"
     if not 0 <= index < count:
         return f"stage {index} of {count}"
     if not 0 <= start < end <= layers:
@@ -105,6 +107,11 @@ def impossible(provision: ProvisionStage) -> str:
             return f"edge id {edge_id}, not of {EDGE_IDS.start}..{EDGE_IDS.stop - 1}"
     if inbound.edge_id == outbound.edge_id:
         return f"edge {inbound.edge_id} both in and out"
+    for edge in (inbound, outbound):
+        spec = edge.object_spec
+        if spec.row_bytes < 1 or spec.alignment < 1 or spec.max_extent < spec.row_bytes:
+            rows = f"rows of {spec.row_bytes} bytes, aligned to {spec.alignment}"
+            return f"objects of at most {spec.max_extent} bytes in {rows} on edge {edge.edge_id}"
     rings = (inbound.ring_spec.direction, outbound.ring_spec.direction)
     if rings != (RingDirection.INGRESS, RingDirection.EGRESS):
         return f"rings for {rings[0]} in and {rings[1]} out"

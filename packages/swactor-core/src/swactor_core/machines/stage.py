@@ -1,9 +1,9 @@
 """StageController (spec sections 14 to 16): one provisioned stage of one run, control path only.
 
 Watches worker and edge events, issues one ExecuteStep at a time, reports to the orchestrator. Executes
-sequence s only after loading inbound sequence s, and writes s outbound. Moves no payload and opens no file:
-`OpenModel` asks its adapter for the worker's role configuration. Readiness and weight use are its guarantees
-(spec section 39).
+sequence s only after loading inbound sequence s, and lets no output but that of s pass. Moves no payload and
+opens no file: `OpenModel` asks its adapter for the worker's role configuration. Readiness and weight use are
+its guarantees (spec section 39).
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class StageController(Machine[StageState]):
         Row(S.READY, DeviceObjectReleased, None, (S.READY,)),
         Row(S.READY, ReleaseFailed, "_release_failed", (S.FAULTED,)),
         # StepCompleted comes straight from the worker, ObjectProduced through the Tx gate: in either order.
-        Row(S.EXECUTING, ObjectProduced, "_produced", (S.EXECUTING, S.READY)),
+        Row(S.EXECUTING, ObjectProduced, "_produced", (S.EXECUTING, S.READY, S.FAULTED)),
         Row(S.EXECUTING, DeviceObjectReleased, None, (S.EXECUTING,)),
         Row(S.EXECUTING, ReleaseFailed, "_release_failed", (S.FAULTED,)),
         Row(S.EXECUTING, StepCompleted, "_completed", (S.EXECUTING, S.READY, S.FAULTED)),
@@ -163,7 +163,7 @@ class StageController(Machine[StageState]):
 
     def _provision(self, event: ProvisionStage, now: float) -> Outcome[StageState]:
         self._provision_ = event
-        self._teardown.edges = {event.inbound.edge_id, event.outbound.edge_id}
+        self._teardown.ends.edges = frozenset({event.inbound.edge_id, event.outbound.edge_id})
         rx, tx = stage_edges(event)
         return S.PREPARING, (
             Emit(EventName.STAGE_PROVISION_STARTED, {}),
@@ -217,7 +217,7 @@ class StageController(Machine[StageState]):
 
     def _if_ready(self) -> Outcome[StageState]:
         plan = self.provisioned
-        if not self._weights_ready or self._ready_edges != self._teardown.edges:
+        if not self._weights_ready or self._ready_edges != self._teardown.ends.edges:
             return S.PREPARING, ()
         ready = StageReady(plan.run_id, plan.stage_index)
         return S.READY, (Emit(EventName.STAGE_READY, {}), Send(ORCHESTRATOR, ready))
@@ -244,6 +244,11 @@ class StageController(Machine[StageState]):
         )
 
     def _produced(self, event: ObjectProduced, now: float) -> Outcome[StageState]:
+        if not self._steps.is_output(event):
+            detail = (
+                f"object {event.object_id} of sequence {event.sequence} was produced, no step asked for it"
+            )
+            return self._fault(FaultReason.SEQUENCE_VIOLATION, detail=detail, component=Component.WORKER)
         produced, completion = self._steps.output(event), self._steps.completion
         if completion is None:
             return S.EXECUTING, (produced,)
@@ -359,7 +364,7 @@ class StageController(Machine[StageState]):
 
     def _check_self(self) -> tuple[Action, ...]:
         """Everything may have stopped before StopRun came: then this EdgeStopped, told again, ends it."""
-        said = self._teardown.stopped(self.provisioned.inbound.edge_id)
+        said = self._teardown.ends.said(self.provisioned.inbound.edge_id)
         return () if said is None else (Send(Address(Component.STAGE_CONTROLLER), said),)
 
     def _if_stopped(self) -> Outcome[StageState]:

@@ -88,6 +88,15 @@ class StageSteps:
             Emit(EventName.EXECUTE_STEP_STARTED, {"sequence": loaded.sequence, "step_id": self.step_id}),
         )
 
+    def is_output(self, produced: ObjectProduced) -> bool:
+        """Whether it is that of the step in flight: a worker invents no object and no sequence."""
+        step = self.input
+        of_step = step is not None and (produced.object_id, produced.sequence) == (
+            step.object_id,
+            step.sequence,
+        )
+        return of_step and not self.produced
+
     def output(self, produced: ObjectProduced) -> Emit:
         """The step's output is in its ring."""
         self.produced = True
@@ -111,7 +120,7 @@ class StageSteps:
 
     def late_output(self, produced: ObjectProduced) -> tuple[Emit, ...]:
         """As `output`, when the stage is stopping; nothing where no step is in flight for it."""
-        if self.input is None or self.produced or produced.sequence != self.expected:
+        if not self.is_output(produced):
             return ()
         output, completion = self.output(produced), self.completion
         return (output,) if completion is None else (output, self.end(completion))

@@ -1,7 +1,7 @@
 """What passes between the worker machine and its harness: results that are events, and effects.
 
-Data only. The events that are not here are the worker commands (`messages.py`) and what the ring machines of
-`ingress.py` and `egress.py` report.
+Data only. The events that are not here are the worker commands (`messages/worker_commands.py`) and what the
+ring machines of `ingress.py` and `egress.py` report.
 """
 
 from __future__ import annotations

@@ -46,6 +46,6 @@ def _own_address_towards(host: str, port: int) -> str | None:
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(address)
             own = str(probe.getsockname()[0])
-    except OSError:
+    except (OSError, UnicodeError):  # the latter for what no host name can be
         return None
     return None if is_wildcard(own) else own

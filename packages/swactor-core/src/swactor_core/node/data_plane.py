@@ -30,7 +30,13 @@ from swactor_core.machines.arena import (
 )
 from swactor_core.machines.edge import EdgeBounds, EdgeRecord
 from swactor_core.machines.gates import RxEdge, TxEdge
-from swactor_core.machines.rendezvous import RefuseStream, Rendezvous, StartRecvPump, StopRecvPump
+from swactor_core.machines.rendezvous import (
+    RefuseStream,
+    Rendezvous,
+    RendezvousState,
+    StartRecvPump,
+    StopRecvPump,
+)
 from swactor_core.messages import (
     Address,
     ArenaConstructed,
@@ -61,6 +67,7 @@ ESTABLISHER = Address(Component.EDGE_ESTABLISHER)
 DRIVER = Address(Component.DRIVER)
 PENDING_STREAM_BOUND = 30.0
 UNASKED_KEPT = 256
+_WITH_STREAM = (RendezvousState.EMPTY, RendezvousState.PENDING_STREAM)
 
 
 class ArenaAdapter:
@@ -372,9 +379,12 @@ class Driver:
         task.add_done_callback(ended)
 
     def forget(self, edge_ids: tuple[EdgeId, ...]) -> None:
-        """Drops the rendezvous of ended edges after their run."""
+        """Drops the rendezvous of ended edges after their run. One that holds a stream, or is about to,
+        stays: nobody else would refuse that in its time."""
         for edge_id in edge_ids:
-            if self._rendezvous.pop(edge_id, None) is not None:
+            machine = self._rendezvous.get(edge_id)
+            if machine is not None and machine.state not in _WITH_STREAM:
+                del self._rendezvous[edge_id]
                 self._system.stop(Address(Component.DRIVER, edge_id))
 
 

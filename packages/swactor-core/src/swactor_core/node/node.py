@@ -49,7 +49,7 @@ from swactor_core.messages import (
 from swactor_core.node.control import BootHistory, ControlService
 from swactor_core.node.data_plane import DataPlane
 from swactor_core.node.identity import fresh_epoch
-from swactor_core.node.peers import PeerBook, replacement
+from swactor_core.node.peers import PeerBook, replacement, take_leave
 from swactor_core.node.stage_host import StageHost
 from swactor_core.node.worker_inline import InProcessWorker
 from swactor_core.node.worker_process import WorkerProcess
@@ -65,7 +65,6 @@ NODE = Address(Component.NODE)
 WORKER = Address(Component.GPU_WORKER_CTL)
 BOOT_BOUND = 30.0
 STOP_BOUND = 12.0
-CLOSE_BOUND = 4.0
 
 
 class Node:
@@ -336,11 +335,4 @@ class Node:
     async def _close_parts(self) -> None:
         membership, self.membership = self.membership, None
         transport, self.transport = self.transport, None
-        try:
-            async with asyncio.timeout(CLOSE_BOUND):
-                if membership is not None:
-                    await membership.leave()
-                if transport is not None:
-                    await transport.close()
-        except TimeoutError:
-            log.warning("transport or membership did not close within %g s", CLOSE_BOUND)
+        await take_leave(membership, transport)

@@ -1,16 +1,44 @@
 """Whom this process may talk to: members, the authorised orchestrators, the nodes of the cluster file.
 
-Keeps the transport's peer table equal to the membership view. Shared by node and orchestrator.
+Keeps the transport's peer table equal to the membership view, and takes leave of all of them. Shared by node
+and orchestrator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from swactor_core.config import ClusterConfig
 from swactor_core.ids import NodeId
-from swactor_core.spi.membership import Member, MemberState
+from swactor_core.spi.membership import Member, Membership, MemberState
 from swactor_core.spi.transport import Peer, Transport
+
+log = logging.getLogger(__name__)
+
+CLOSE_BOUND = 4.0
+"""Seconds for each of membership and transport to end."""
+
+
+async def take_leave(membership: Membership | None, transport: Transport | None) -> None:
+    """Departs from membership, then closes the transport, whatever became of the first; both in bounded
+    time. What `Membership.leave` raises comes out of it at the end."""
+    try:
+        if membership is not None:
+            await _bounded(membership.leave(), "membership")
+    finally:
+        if transport is not None:
+            await _bounded(transport.close(), "the transport")
+
+
+async def _bounded(ending: Coroutine[Any, Any, None], part: str) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_BOUND):
+            await ending
+    except TimeoutError:
+        log.warning("%s did not close within %g s", part, CLOSE_BOUND)
 
 
 def replacement(by: Member, node_id: NodeId, epoch: int) -> str:

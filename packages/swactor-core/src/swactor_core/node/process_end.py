@@ -1,4 +1,4 @@
-"""When a child process has ended: seen at once, whatever it leaves behind."""
+"""The end of a child process: seen at once, whatever it leaves behind; and its pipes with it."""
 
 from __future__ import annotations
 
@@ -32,3 +32,10 @@ async def exited(process: asyncio.subprocess.Process) -> None:
     async with asyncio.timeout(REAP_SECONDS):
         while process.returncode is None:  # noqa: ASYNC110 - the loop's own watcher reaps it at this moment
             await asyncio.sleep(0.001)
+
+
+def close_pipes(process: asyncio.subprocess.Process) -> None:
+    """Closes the child's pipe transports now, also where a grandchild holds the far ends."""
+    transport = getattr(process, "_transport", None)
+    if transport is not None:
+        transport.close()

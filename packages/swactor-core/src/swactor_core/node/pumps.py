@@ -117,6 +117,9 @@ class _PumpTask:
                     self._left = None
                 else:
                     effect = self._perform(await self._answer(effect))
+        except Exception:  # a defect of its own: the other end must not wait for what never comes
+            await self._end(EndPump(orderly=False))
+            raise
         finally:
             self._task = self._due = None
             if self._turn is not None:

@@ -46,6 +46,7 @@ async def serve(
     on_built(node)
     loop = asyncio.get_running_loop()
     signals = 0
+    let_go = False
 
     def interrupted() -> None:
         nonlocal signals
@@ -55,8 +56,10 @@ async def serve(
         node.stop()
 
     def lifeline_moved(descriptor: int) -> None:
+        nonlocal let_go
         if not os.read(descriptor, 4096):
             loop.remove_reader(descriptor)
+            let_go = True
             node.stop()
 
     for number in stop_on:
@@ -69,7 +72,8 @@ async def serve(
         fault = await node.run()
         former = node.replaced_by
         ended = former is not None and former.state in (MemberState.DEAD, MemberState.LEFT)
-        if former is None or not ended or former.node_id != node.node_id or signals:
+        told_to_stop = signals > 0 or let_go
+        if former is None or not ended or former.node_id != node.node_id or told_to_stop:
             return fault
         log.warning("starting again, later than epoch %d: this machine's clock was set back", former.epoch)
         node = Node(settings, plugins, epoch=former.epoch + 1)

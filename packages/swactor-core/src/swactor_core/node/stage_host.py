@@ -149,7 +149,7 @@ class StageHost:
 
         def tell(message: ModelFetch | ModelOpened | ModelRefused) -> None:
             # A slow open may outlive its run: what it finds does not concern the next one.
-            if self.controller is not None and self.controller.provisioned is provision:
+            if self._provision is provision:
                 self._system.tell(STAGE, message)
 
         def progress(done: int, total: int) -> None:

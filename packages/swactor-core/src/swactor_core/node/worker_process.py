@@ -28,7 +28,7 @@ from swactor_core.messages import (
 )
 from swactor_core.node.event_pipe import EventPipe
 from swactor_core.node.process import born_deaf
-from swactor_core.node.process_end import exited
+from swactor_core.node.process_end import close_pipes, exited
 
 log = logging.getLogger(__name__)
 
@@ -144,33 +144,31 @@ class WorkerProcess:
         self._process = process
         self._notify(generation, ProcessNotificationKind.STARTED, process.pid, "")
         talk: deque[str] = deque(maxlen=STDERR_LINES)
+        assert process.stderr is not None
+        stderr = asyncio.ensure_future(_read_talk(process.stderr, talk))
         try:
-            assert process.stderr is not None
-            stderr = asyncio.ensure_future(_read_talk(process.stderr, talk))
             events.ended.add_done_callback(lambda _: self._after_events(generation, process))
             await exited(process)
             # A grandchild may hold the pipes open; what the worker itself wrote is there at once.
             await asyncio.wait((events.ended, stderr), timeout=DRAIN_BOUND)
-            stderr.cancel()
         finally:
+            stderr.cancel()
             events.close()
             if process.returncode is None:
                 process.kill()
-            _close_pipes(process)
+            close_pipes(process)
             if self._process is process:
                 self._process = None
+        self._tell_end(generation, process, last_words=talk[-1] if talk else "")
+
+    def _tell_end(
+        self, generation: WorkerGeneration, process: asyncio.subprocess.Process, *, last_words: str
+    ) -> None:
         lost, cause = self._lost_page() if process.returncode == -signal.SIGBUS else ("", "")
-        detail = (
-            f"the worker process {process.pid} {exit_text(process.returncode)}{f': {lost}' if lost else ''}"
-        )
-        last = talk[-1] if talk else ""
-        self._notify(
-            generation,
-            ProcessNotificationKind.EXITED,
-            process.pid,
-            f"{detail}{f'; it said: {last}' if last else ''}",
-            cause=cause,
-        )
+        detail = f"the worker process {process.pid} {exit_text(process.returncode)}"
+        detail += f": {lost}" if lost else ""
+        detail += f"; it said: {last_words}" if last_words else ""
+        self._notify(generation, ProcessNotificationKind.EXITED, process.pid, detail, cause=cause)
 
     def _after_events(self, generation: WorkerGeneration, process: asyncio.subprocess.Process) -> None:
         """A worker's last event comes right before its end: one that lives on can tell nothing any more."""
@@ -199,13 +197,6 @@ async def _read_talk(stderr: asyncio.StreamReader, talk: deque[str]) -> None:
         if text:
             talk.append(text[:STDERR_CHARACTERS])
             log.info("worker: %s", text)
-
-
-def _close_pipes(process: asyncio.subprocess.Process) -> None:
-    """Closes the child's pipe transports now, also where a grandchild holds the far ends."""
-    transport = getattr(process, "_transport", None)
-    if transport is not None:
-        transport.close()
 
 
 def exit_text(code: int | None) -> str:

@@ -26,6 +26,7 @@ POOL = Address(Component.POOL)
 DIAL_DEADLINE = 3.0
 REDIAL_SECONDS = 0.1
 ASK_AGAIN_SECONDS = 0.5
+CLOSE_BOUND = 1.0
 
 
 class NodeLink:
@@ -45,7 +46,6 @@ class NodeLink:
         self._on_report = on_report
         self._alive = asyncio.Event()
         self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
-        self._channel: ControlChannel | None = None
         self._closed = False
         self._task = system.start_task(self._run(), owner=Address(Component.NODE, node_id))
 
@@ -58,11 +58,10 @@ class NodeLink:
         self._outgoing.put_nowait(CONTROL.encode(message))
 
     async def close(self) -> None:
+        """Ends the dialling, or the channel in order; waits CLOSE_BOUND seconds for it at most."""
         self._closed = True
         self._task.cancel()
-        await asyncio.wait((self._task,), timeout=1.0)
-        if self._channel is not None:
-            await self._channel.close()
+        await asyncio.wait((self._task,), timeout=CLOSE_BOUND)
 
     async def _run(self) -> None:
         while not self._closed:
@@ -80,7 +79,6 @@ class NodeLink:
 
     async def _serve(self, channel: ControlChannel) -> WatchRefused | None:
         """One channel's life; the refusal that ended it, if one did."""
-        self._channel = channel
         refusal: WatchRefused | None = None
         why = "it closed its control channel"
         sender = self._system.start_task(self._send(channel), owner=Address(Component.NODE, self.node_id))
@@ -98,8 +96,7 @@ class NodeLink:
             why = f"it sent a bad report: {error}"
         finally:
             sender.cancel()
-            self._channel = None
-        await channel.close()
+            await channel.close()
         lost = NodeLost(self.node_id, by_membership=False, detail=f"control link lost: {why}")
         self._system.tell(POOL, lost if refusal is None else refusal)
         return refusal

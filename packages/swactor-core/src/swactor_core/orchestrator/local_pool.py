@@ -23,7 +23,7 @@ from swactor_core.errors import ResourceError
 from swactor_core.ids import NodeId
 from swactor_core.node.control import CONTROL
 from swactor_core.node.process import born_deaf
-from swactor_core.node.process_end import exited
+from swactor_core.node.process_end import close_pipes, exited
 from swactor_core.node.worker_process import exit_text
 
 log = logging.getLogger(__name__)
@@ -56,6 +56,17 @@ async def _spawn() -> asyncio.subprocess.Process:
         )
 
 
+async def _await_ends(processes: list[asyncio.subprocess.Process], seconds: float) -> None:
+    """Until all have ended, at most `seconds`."""
+    waits = [asyncio.ensure_future(exited(process)) for process in processes]
+    try:
+        if waits:
+            await asyncio.wait(waits, timeout=seconds)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
 class NodesAhead:
     """Node processes of a pool to come, started before anybody knows what they are to do: they import what
     they need while the caller opens the model. A pool takes them; `close` ends those that none took."""
@@ -83,11 +94,9 @@ class NodesAhead:
         for process in left:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-        waits = [asyncio.ensure_future(exited(process)) for process in left]
-        if waits:
-            await asyncio.wait(waits, timeout=KILL_BOUND)
+        await _await_ends(left, KILL_BOUND)
         for process in left:
-            _close_pipes(process)
+            close_pipes(process)
 
 
 class LocalPool:
@@ -162,16 +171,14 @@ class LocalPool:
         for child in self._children:
             if child.process.stdin is not None:
                 child.process.stdin.close()
-        waits = [asyncio.ensure_future(exited(child.process)) for child in self._children]
-        if waits:
-            await asyncio.wait(waits, timeout=STOP_BOUND)
+        processes = [child.process for child in self._children]
+        await _await_ends(processes, STOP_BOUND)
         self.kill()
-        if waits:
-            await asyncio.wait(waits, timeout=KILL_BOUND)
+        await _await_ends(processes, KILL_BOUND)
         for child in self._children:
             await asyncio.wait((child.watcher,), timeout=1.0)
             child.watcher.cancel()
-            _close_pipes(child.process)
+            close_pipes(child.process)
 
     def kill(self, nodes: Container[NodeId] | None = None) -> None:
         """Ends these nodes at once, or all; their workers die with them."""
@@ -183,12 +190,6 @@ class LocalPool:
     @property
     def pids(self) -> tuple[int, ...]:
         return tuple(child.process.pid for child in self._children)
-
-
-def _close_pipes(process: asyncio.subprocess.Process) -> None:
-    transport = getattr(process, "_transport", None)
-    if transport is not None:
-        transport.close()
 
 
 def new_cluster(orchestrator_key: bytes, seeds: tuple[str, ...] = ()) -> ClusterConfig:

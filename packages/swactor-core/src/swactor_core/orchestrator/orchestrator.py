@@ -1,8 +1,8 @@
 """Assembly of the orchestrator: identity, data plane, membership, links, and one run at a time.
 
 The run authority's process (spec sections 5 and 7): it plans, provisions, injects and consumes tokens, and
-owns the outcome. It runs no model compute. People hear of progress through a `RunListener`, machines through
-events.
+owns the outcome. It runs no model compute. What one run is made of is `active_run.py`'s; here is what all of
+them need, and who hears what nodes and members say.
 """
 
 from __future__ import annotations
@@ -11,33 +11,14 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from swactor_core.actors import ActorSystem, MachineActor
+from swactor_core.actors import ActorSystem
 from swactor_core.config import ClusterConfig, PluginChoice, split_host_port
-from swactor_core.errors import ResourceError, SwactorError
-from swactor_core.events import EventName
+from swactor_core.errors import ResourceError
 from swactor_core.faults import Component, Fault, FaultReason, named_node
-from swactor_core.fsm import Effect, Send
-from swactor_core.hosting import WorkersSay
-from swactor_core.ids import NodeId, RunId, StageIndex, node_id_of
-from swactor_core.machines.endpoint import OpenTokenEdges
-from swactor_core.machines.pool import BeginPool, MemberChanged, PoolGate, ReportPool
-from swactor_core.machines.run import Run, RunBounds
-from swactor_core.machines.run_effects import (
-    BuildPlan,
-    DeliverToken,
-    FinishReason,
-    FinishRun,
-    OpenEndpoints,
-    PlanBuilt,
-    PlanFailed,
-    ReportProgress,
-    RunMoved,
-    RunOutcome,
-    RunState,
-)
+from swactor_core.ids import NodeId, RunId, node_id_of
+from swactor_core.machines.pool import MemberChanged
 from swactor_core.messages import (
     Address,
     ArenaConstructed,
@@ -49,111 +30,31 @@ from swactor_core.messages import (
     NodeFaulted,
     NodeLost,
     OperatorStop,
-    Shutdown,
     ShutdownNode,
     StageFault,
     StageProgress,
     StageReady,
-    StageStats,
     StageStopped,
 )
 from swactor_core.node.data_plane import ARENA, DataPlane
 from swactor_core.node.identity import fresh_epoch
-from swactor_core.node.peers import PeerBook, replacement
+from swactor_core.node.peers import PeerBook, replacement, take_leave
 from swactor_core.observe.bus import EventBus
-from swactor_core.orchestrator.endpoint import ENDPOINT, RING_HOST, EndpointAdapter, LogitsSink, RingHost
+from swactor_core.orchestrator.active_run import RUN, ActiveRun, Home
+from swactor_core.orchestrator.endpoint import ENDPOINT, RING_HOST, LogitsSink, RingHost
 from swactor_core.orchestrator.links import POOL, NodeLink
-from swactor_core.plan import GgufSource, RunPlan, SamplingPolicy, TokenOutputPolicy
-from swactor_core.planner import EdgeIdAllocator, NodeCapacity, RuntimeChoices, plan_run
+from swactor_core.orchestrator.requests import PoolBounds, RunListener, RunRequest, RunResult
+from swactor_core.planner import EdgeIdAllocator
 from swactor_core.plugins import Plugins
-from swactor_core.specs import PREFILL_CHUNK
-from swactor_core.spi.loader import ModelFacts
 from swactor_core.spi.membership import Member, Membership, MembershipContext, MemberState
 from swactor_core.spi.provider import Kind
 from swactor_core.spi.transport import Transport, TransportContext
 
+__all__ = ["Orchestrator", "PoolBounds", "RunListener", "RunRequest", "RunResult"]
+
 log = logging.getLogger(__name__)
 
-RUN = Address(Component.RUN)
 ARENA_CEILING = 256 << 20
-CLOSE_BOUND = 4.0
-
-
-@dataclass(frozen=True, slots=True)
-class PoolBounds:
-    """Seconds that the view must be stable, and that the pool may take; `wait_for_lost` as in PoolGate."""
-
-    convergence_window: float = 0.3
-    deadline: float = 120.0
-    wait_for_lost: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class RunRequest:
-    """One run: the model as every node can resolve it, the prompt as ids, and the operator's choices.
-    `ring_capacity` in bytes, of every edge; None for a default by object size. `worker_memory` says what a
-    node's worker takes beside what the model's facts tell; None: nothing of that is counted."""
-
-    source: GgufSource
-    facts: ModelFacts
-    prompt: tuple[int, ...]
-    max_tokens: int
-    end_of_generation: tuple[int, ...] = ()
-    sampling: SamplingPolicy = field(default_factory=SamplingPolicy)
-    token_output_policy: TokenOutputPolicy = TokenOutputPolicy.TOKEN_IDS
-    token_count: int = 0
-    prefill_chunk: int = PREFILL_CHUNK
-    bounds: RunBounds = field(default_factory=RunBounds)
-    ring_capacity: int | None = None
-    worker_memory: WorkersSay | None = None
-
-    def choices(self) -> RuntimeChoices:
-        """What the planner needs of it."""
-        return RuntimeChoices(
-            prompt=self.prompt,
-            max_tokens=self.max_tokens,
-            end_of_generation=self.end_of_generation,
-            sampling=self.sampling,
-            token_output_policy=self.token_output_policy,
-            ring_capacity=self.ring_capacity,
-            prefill_chunk=self.prefill_chunk,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """The one outcome. `unproven` lists what teardown could not prove; `token_times` are monotonic seconds of
-    each token, `injected` of the prompt's injection; `finish_reason` is of a completed run."""
-
-    outcome: RunOutcome
-    fault: Fault | None
-    token_ids: tuple[int, ...]
-    plan: RunPlan | None
-    stages: tuple[tuple[StageIndex, StageStats], ...]
-    unproven: tuple[str, ...]
-    injected: float
-    token_times: tuple[float, ...]
-    finish_reason: FinishReason | None = None
-
-
-class RunListener:
-    """What people are shown; every method is called on the event loop and must not block."""
-
-    def pool(self, report: ReportPool) -> None:
-        """Which candidates are still waited for."""
-
-    def state(self, state: RunState) -> None:
-        """The run has entered this state."""
-
-    def progress(self, progress: StageProgress) -> None:
-        """A stage's preparation has moved."""
-
-    def enough(self, token_id: int) -> bool:
-        """Whether the answer is whole with this token: a stop text. Asked once a token, before `token`."""
-        return False
-
-    def token(self, sequence: int, token_id: int) -> None:
-        """One more token."""
 
 
 class Orchestrator:
@@ -202,13 +103,7 @@ class Orchestrator:
         self._membership: Membership | None = None
         self._arena_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._broken: Fault | None = None
-        self._request: RunRequest | None = None
-        self._listener = RunListener()
-        self._finished: asyncio.Future[FinishRun] | None = None
-        self._pool_gate: PoolGate | None = None
-        self._run: Run | None = None
-        self._times: list[float] = []
-        self._injected = 0.0
+        self._active: ActiveRun | None = None
         self.on_finished: Callable[[], None] = lambda: None
 
         self.system = ActorSystem(self._actor_failed)
@@ -283,18 +178,10 @@ class Orchestrator:
     async def close(self) -> None:
         """Ends links, membership and transport; bounded, idempotent."""
         links, self._links = self._links, {}
-        for link in links.values():
-            await link.close()
+        await asyncio.gather(*(link.close() for link in links.values()))
         membership, self._membership = self._membership, None
         transport, self._transport = self._transport, None
-        try:
-            async with asyncio.timeout(CLOSE_BOUND):
-                if membership is not None:
-                    await membership.leave()
-                if transport is not None:
-                    await transport.close()
-        except TimeoutError:
-            log.warning("transport or membership did not close within %g s", CLOSE_BOUND)
+        await take_leave(membership, transport)
         await self.system.shutdown()
         self.data_plane.arena.close()
 
@@ -311,64 +198,47 @@ class Orchestrator:
     ) -> RunResult:
         """Waits for the pool, then runs to the one outcome and through teardown."""
         assert self._transport is not None
-        self._request, self._listener = request, listener
-        self._times, self._injected = [], 0.0
-        self._finished = asyncio.get_running_loop().create_future()
         self._run_ids += 1
-        run_id = RunId(self._run_ids)
-        run = Run(run_id, bounds=request.bounds, prefill_chunk=request.prefill_chunk, names=self.names)
-        gate = PoolGate(
-            candidates,
-            convergence_window=pool.convergence_window,
-            deadline=pool.deadline,
-            wait_for_lost=pool.wait_for_lost,
+        home = Home(
+            self.system,
+            self.bus,
+            self._rings,
+            node_id=self.node_id,
             names=self.names,
+            edge_ids=self._edge_ids,
+            send=self._send,
+            on_finished=self.on_finished,
         )
-        self._pool_gate, self._run = gate, run
-        sampler = None
-        if request.token_output_policy is TokenOutputPolicy.LOGITS:
-            from swactor_core.sampling import Sampler  # numpy takes long to import, and logits seldom travel
+        self._active = active = ActiveRun(
+            home,
+            RunId(self._run_ids),
+            request=request,
+            candidates=candidates,
+            pool=pool,
+            listener=listener,
+            on_logits=on_logits,
+        )
+        try:
+            self._tell_what_is_known(candidates, self._transport)
+            finish = await active.finished
+        finally:
+            active.close()
+        return active.result(finish)
 
-            sampler = Sampler(request.sampling.after(request.prompt), request.token_count)
-        EndpointAdapter(
-            self.system, self.bus, self._rings, sampler=sampler, on_logits=on_logits, enough=listener.enough
-        )
-        self._host(POOL, gate)
-        self._host(RUN, run, defaults={"run_id": run_id})
+    def _tell_what_is_known(self, candidates: tuple[NodeId, ...], transport: Transport) -> None:
+        """The run's machines hear what came before them, and links to the candidates are there."""
         if self._broken is not None:
             self.system.tell(RUN, EndpointsFailed(self._broken))
         for node_id in candidates:
-            self._links.setdefault(
-                node_id,
-                NodeLink(
-                    self.system, self._transport, node_id, objects=self._objects, on_report=self._report_from
-                ),
-            )
-        self.system.tell(POOL, BeginPool())
+            if node_id not in self._links:  # making one begins to dial
+                self._links[node_id] = NodeLink(
+                    self.system, transport, node_id, objects=self._objects, on_report=self._report_from
+                )
         for evidence in self._before_run:
             self.system.tell(POOL, evidence)
         self._before_run.clear()
         for member in self._membership.members() if self._membership is not None else ():
             self._member_changed(member)
-        try:
-            finish = await self._finished
-        finally:
-            self.system.tell(POOL, Shutdown())
-            for address in (ENDPOINT, RUN):
-                self.system.stop(address)
-            if run.plan is not None:
-                self.data_plane.forget(tuple(edge.edge_id for edge in run.plan.edges))
-        return RunResult(
-            outcome=finish.outcome,
-            fault=finish.fault,
-            token_ids=tuple(run.tokens),
-            plan=run.plan,
-            stages=finish.stats,
-            unproven=finish.unproven,
-            injected=self._injected,
-            token_times=tuple(self._times),
-            finish_reason=_finish_reason(run, request),
-        )
 
     def stop_run(self) -> None:
         """The operator's orderly stop; without an active run nothing happens."""
@@ -400,79 +270,13 @@ class Orchestrator:
         for link in self._links.values():
             link.send(ShutdownNode())
 
-    # --- what the machines ask ---
-
-    def _host(self, address: Address, machine: Any, defaults: dict[str, Any] | None = None) -> None:
-        self.system.stop(address)
-        actor = MachineActor(
-            self.system,
-            address,
-            machine=machine,
-            bus=self.bus,
-            perform=self._perform,
-            route=self._route,
-            defaults=defaults,
-        )
-        self.system.spawn(address, actor)
-
-    def _route(self, action: Send) -> bool:
-        if action.to.component is not Component.NODE or not action.to.key:
-            return False
-        link = self._links.get(NodeId(action.to.key))
+    def _send(self, node_id: NodeId, message: object) -> None:
+        link = self._links.get(node_id)
         if link is not None:
-            link.send(action.message)
-        return True
+            link.send(message)
 
     def _identities(self) -> dict[str, Any]:
         return {"run_id": self._run_ids}
-
-    def _perform(self, effect: Effect) -> None:
-        match effect:
-            case ReportPool():
-                self._listener.pool(effect)
-            case ReportProgress(progress):
-                self._listener.progress(progress)
-            case RunMoved(state):
-                if state is RunState.RUNNING:
-                    self._injected = self.system.now()
-                self._listener.state(state)
-            case DeliverToken(sequence, token_id):
-                self._times.append(self.system.now())
-                self._listener.token(sequence, token_id)
-            case BuildPlan(nodes):
-                self.system.tell(RUN, self._plan(nodes))
-            case OpenEndpoints(token_in, token_out):
-                self.system.tell(ENDPOINT, OpenTokenEdges(token_in, token_out))
-            case FinishRun():
-                self.on_finished()
-                if self._finished is not None and not self._finished.done():
-                    self._finished.set_result(effect)
-
-    def _plan(self, nodes: tuple[NodeAvailable, ...]) -> PlanBuilt | PlanFailed:
-        request = self._request
-        assert request is not None
-        say = request.worker_memory
-        try:
-            plan = plan_run(
-                tuple(
-                    NodeCapacity(
-                        node.node_id,
-                        node.memory_bytes,
-                        None if say is None else say(node.worker),
-                        self.names.get(node.node_id, node.name),
-                    )
-                    for node in nodes
-                ),
-                request.facts,
-                source=request.source,
-                choices=request.choices(),
-                run_id=RunId(self._run_ids),
-                orchestrator=self.node_id,
-                edge_ids=self._edge_ids,
-            )
-        except SwactorError as error:
-            return PlanFailed(error.line)
-        return PlanBuilt(plan)
 
     # --- evidence and reports ---
 
@@ -507,7 +311,7 @@ class Orchestrator:
             case NodeFaulted():
                 self._to_pool(message)
                 # The run hears it before what the same node's stage says of its end, which is no cause.
-                if self._pool_gate is not None and node_id in self._pool_gate.candidates:
+                if self._active is not None and node_id in self._active.candidates:
                     self.system.tell(RUN, message)
             case NodeAvailable():
                 self.system.tell(POOL, message)
@@ -524,31 +328,7 @@ class Orchestrator:
         self._broken = fault
         if not self._arena_ready.done():  # `start` waits for it, and nobody else would say
             self._arena_ready.set_exception(ResourceError(f"the orchestrator cannot start: {detail}"))
-        if address == RUN or not self.system.lives(RUN):
-            if self._finished is not None and not self._finished.done():
-                self._finish_without_run(self._finished, fault)
-        else:
+        if address != RUN and self.system.lives(RUN):
             self.system.tell(RUN, EndpointsFailed(fault))
-
-    def _finish_without_run(self, finished: asyncio.Future[FinishRun], fault: Fault) -> None:
-        """What decides and tears down is broken itself: the one outcome is recorded all the same, as it was
-        decided, or else as this fault. Nodes stop the run when their link ends."""
-        run, identity = self._run, {"run_id": self._run_ids}
-        outcome, first = RunOutcome.FAULTED, fault
-        if run is not None and run.outcome is not None:
-            outcome, first = run.outcome, run.fault or fault
-        else:
-            self.bus.emit(EventName.RUN_FAULTED, {**identity, **fault.fields()})
-        unproven = (f"teardown was not run: {fault.detail}",)
-        torn_down = {"outcome": str(outcome), "unproven": list(unproven)}
-        self.bus.emit(EventName.RUN_TORN_DOWN, {**identity, **torn_down})
-        self.on_finished()
-        recorded = first if outcome is RunOutcome.FAULTED else None
-        finished.set_result(FinishRun(outcome, recorded, (), unproven))
-
-
-def _finish_reason(run: Run, request: RunRequest) -> FinishReason | None:
-    """The run's, except that a plan of fewer tokens than were asked for ends with the context."""
-    if run.finish_reason is FinishReason.LENGTH and run.plan is not None:
-        return FinishReason.CONTEXT if run.plan.max_tokens < request.max_tokens else FinishReason.LENGTH
-    return run.finish_reason
+        elif self._active is not None:
+            self._active.finish_without_run(fault)

@@ -173,8 +173,10 @@ class LocalSession(_Session):
         self.orchestrator.shutdown_nodes()
         if isinstance(self.pool, LocalPool):
             self.pool.kill(self.orchestrator.dead_nodes())  # who does not hear would be waited for in vain
-        await self.pool.stop()
-        await self.orchestrator.close()
+        try:
+            await self.pool.stop()
+        finally:
+            await self.orchestrator.close()
 
 
 class ClusterSession(_Session):

@@ -54,10 +54,8 @@ class WorkerMemoryOf(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """`factory` is called with the kind's context and returns the part; heavy imports belong inside it.
-
-    Factories by kind: arena `(ArenaContext) -> ArenaFactory part`, see each `spi` module's docstring.
-    `capabilities` are facts a host or test asks for by name; a missing one is False, but for
+    """`factory` returns the part, as the docstring of the kind's `spi` module says; heavy imports belong
+    inside it. `capabilities` are facts a host or test asks for by name; a missing one is False, but for
     `crosses_processes`. What the runtime asks (`hosting.py`): `crosses_processes` of an arena, a transport
     and a membership, and `in_process` of a worker: that several may live in one process, on its event loop.
 
@@ -66,9 +64,8 @@ class Provider:
     None where a worker cannot tell beforehand. Its `check_settings(settings)` raises ConfigError for settings
     that its factory would refuse whatever the machine has; None where only the factory can tell. Its `memory`
     says what settings do to the memory of stages, also of a node that said in its facts, under `settings`,
-    which it has; None: nothing is said. A loader's
-    `cache()` gives what it keeps on this machine's disk; None where it keeps nothing. `storage()` of any kind
-    gives what else is kept there.
+    which it has; None: nothing is said. A loader's `cache()` gives what it keeps on this machine's disk; None
+    where it keeps nothing. `storage()` of any kind gives what else is kept there.
     """
 
     kind: Kind

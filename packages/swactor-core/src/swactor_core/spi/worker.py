@@ -1,7 +1,7 @@
 """Worker interface (spec sections 28 to 33): the device bridge and the stage role inside a worker process.
 
-Provider factory of kind `worker`: `factory(settings: Mapping[str, object]) -> WorkerBackend`, called in the
-worker process on the one device thread; every method here is called from that thread only. The harness
+Provider factory of kind `worker`: `factory(*, settings: Mapping[str, object]) -> WorkerBackend`, called in
+the worker process on the one device thread; every method here is called from that thread only. The harness
 (`swactor_core.worker`) owns NDJSON, rings, sequence checks and handles; a plug-in adds a device and a model.
 """
 
@@ -36,8 +36,9 @@ class StepError(SwactorError):
 
 @dataclass(frozen=True, slots=True)
 class StageConfig:
-    """What ConfigureRole's `config` holds. `max_context` is the rows of the KV cache (prompt plus
-    max_tokens, capped by the model's context); activations travel as `activation_spec` says."""
+    """What ConfigureRole's `config` holds. `max_context` is the rows of the KV cache (prompt plus max_tokens,
+    capped by the model's context), `prefill_chunk` the rows of one step at most; objects come in as
+    `input_spec` and leave as `output_spec`."""
 
     manifest: StageManifest
     max_context: int
@@ -50,7 +51,8 @@ class StageConfig:
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """`phase` is `weights` (bytes bound), `compile` (kernels warmed up) or `ready`."""
+    """`phase` is `weights` (bytes bound), `search` (kernels timed), `compile` (kernels warmed up) or
+    `ready`."""
 
     phase: str
     done: int
