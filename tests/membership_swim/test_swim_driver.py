@@ -367,6 +367,22 @@ async def test_a_start_of_an_earlier_epoch_is_told_whom_the_others_hold(start, o
     await a.until(lambda view: view["b"].epoch == 10 and view["b"].state is MemberState.ALIVE)
 
 
+@pytest.mark.parametrize(("first", "second"), [(2, 9), (9, 2)])
+async def test_of_two_that_live_with_one_key_the_earlier_is_told_of_the_later(start, first, second) -> None:
+    """A key that was copied to another machine: neither may be displaced in silence."""
+    a = await start("a")
+    told: dict[int, asyncio.Queue[Member]] = {first: asyncio.Queue(), second: asyncio.Queue()}
+    ports = {}
+    for epoch in (first, second):
+        one = await start("b", seeds=(a,), epoch=epoch, on_over=told[epoch].put_nowait)
+        ports[epoch] = one.membership.address[1]
+        await a.until(lambda view: "b" in view)
+    by = await asyncio.wait_for(told[2].get(), 15)
+    assert (by.epoch, by.state, by.gossip_port) == (9, MemberState.ALIVE, ports[9])
+    assert told[9].empty()
+    assert {m.name: (m.epoch, m.state) for m in a.membership.members()}["b"] == (9, MemberState.ALIVE)
+
+
 async def test_a_listener_that_fails_at_the_end_is_only_logged(start, caplog) -> None:
     asked = asyncio.Event()
 
