@@ -111,7 +111,7 @@ async def test_the_rest_of_a_line_is_read_before_its_bound_is_judged(heard: Hear
         await asyncio.sleep(0)
         while heard.pipe._unfinished is None and heard.log != EVENTS:  # noqa: ASYNC110 - no other sign
             await asyncio.sleep(0)
-        time.sleep(0.05)  # the loop stands still
+        time.sleep(0.05)  # noqa: ASYNC251 - the loop stands still
     heard.end()
     await asyncio.wait_for(heard.pipe.ended, 20)
     assert heard.log == EVENTS
@@ -123,7 +123,7 @@ async def test_a_finished_line_has_no_bound(heard: Heard) -> None:
     while heard.pipe._unfinished is None:  # noqa: ASYNC110 - no other sign
         await asyncio.sleep(0)
     os.write(heard.writer, b"\n")
-    while len(heard.log) < len(EVENTS):
+    while len(heard.log) < len(EVENTS):  # noqa: ASYNC110 - no other sign
         await asyncio.sleep(0)
     assert heard.pipe._unfinished is None
     os.write(heard.writer, b"{")

@@ -221,7 +221,7 @@ class SwimMachine:
 
     def _answer_outlived(self, event: Outlived, now: float) -> None:
         """A life whose datagrams are refused, for a later one has been heard, is told whose place it would
-        take: once that has ended, as when this start's clock was set back, or when both live, with one key."""
+        take: once that has ended, as when a clock was set back, or when both live, with one key."""
         if event.sender.node_id == self._life.node_id or not self._may_answer(event.sender, now):
             return
         entry = self._roster.of_node(event.sender.node_id)
