@@ -56,13 +56,14 @@ from swactor_core.messages import (
     StageReady,
     StageStats,
     StageStopped,
+    WatchRefused,
 )
 from swactor_core.node.data_plane import ARENA, DataPlane
 from swactor_core.node.identity import fresh_epoch
 from swactor_core.node.peers import PeerBook, replacement
 from swactor_core.observe.bus import EventBus
 from swactor_core.orchestrator.endpoint import ENDPOINT, RING_HOST, EndpointAdapter, LogitsSink, RingHost
-from swactor_core.orchestrator.links import POOL, NodeLink
+from swactor_core.orchestrator.links import POOL, NodeLinks
 from swactor_core.plan import GgufSource, RunPlan, SamplingPolicy, TokenOutputPolicy
 from swactor_core.planner import EdgeIdAllocator, NodeCapacity, RuntimeChoices, plan_run
 from swactor_core.plugins import Plugins
@@ -183,7 +184,6 @@ class Orchestrator:
         self._bind = (bind_host, bind_port, advertise_host, membership_port)
         self._membership_settings = membership_settings or {}
         self._transport_settings = transport_settings or {}
-        self._objects = objects
         self.epoch = fresh_epoch()
         transports = plugins.select(Kind.TRANSPORT, choice.transport)
         self._transports, self._crosses = transports.factory(), transports.crosses_processes
@@ -194,7 +194,6 @@ class Orchestrator:
         self._peers = PeerBook(cluster, {bytes.fromhex(key) for key in cluster.orchestrators})
         self._peers.on_member = self._member_changed
         self.names = {node_id_of(bytes.fromhex(node.public_key)): node.name for node in cluster.nodes}
-        self._links: dict[NodeId, NodeLink] = {}
         self._before_run: list[NodeLost | NodeFaulted] = []
         self._edge_ids = EdgeIdAllocator(secrets.randbits(32) << 16 | 1)
         self._run_ids = secrets.randbits(48)
@@ -213,6 +212,7 @@ class Orchestrator:
 
         self.system = ActorSystem(self._actor_failed)
         self.bus = EventBus(self.node_id, objects=objects)
+        self._links = NodeLinks(self.system, objects=objects, on_report=self._report_from)
         self.data_plane = DataPlane(
             self.system,
             self.bus,
@@ -282,9 +282,7 @@ class Orchestrator:
 
     async def close(self) -> None:
         """Ends links, membership and transport; bounded, idempotent."""
-        links, self._links = self._links, {}
-        for link in links.values():
-            await link.close()
+        await self._links.close()
         membership, self._membership = self._membership, None
         transport, self._transport = self._transport, None
         try:
@@ -337,13 +335,7 @@ class Orchestrator:
         self._host(RUN, run, defaults={"run_id": run_id})
         if self._broken is not None:
             self.system.tell(RUN, EndpointsFailed(self._broken))
-        for node_id in candidates:
-            self._links.setdefault(
-                node_id,
-                NodeLink(
-                    self.system, self._transport, node_id, objects=self._objects, on_report=self._report_from
-                ),
-            )
+        self._links.begin(self._transport, candidates)
         self.system.tell(POOL, BeginPool())
         for evidence in self._before_run:
             self.system.tell(POOL, evidence)
@@ -397,8 +389,7 @@ class Orchestrator:
 
     def shutdown_nodes(self) -> None:
         """Asks every linked node to end; for pools that belong to this orchestrator."""
-        for link in self._links.values():
-            link.send(ShutdownNode())
+        self._links.send(ShutdownNode())
 
     # --- what the machines ask ---
 
@@ -440,6 +431,7 @@ class Orchestrator:
                 self._times.append(self.system.now())
                 self._listener.token(sequence, token_id)
             case BuildPlan(nodes):
+                self._links.settle()
                 self.system.tell(RUN, self._plan(nodes))
             case OpenEndpoints(token_in, token_out):
                 self.system.tell(ENDPOINT, OpenTokenEdges(token_in, token_out))
@@ -509,7 +501,7 @@ class Orchestrator:
                 # The run hears it before what the same node's stage says of its end, which is no cause.
                 if self._pool_gate is not None and node_id in self._pool_gate.candidates:
                     self.system.tell(RUN, message)
-            case NodeAvailable():
+            case NodeAvailable() | WatchRefused():
                 self.system.tell(POOL, message)
             case StageReady() | StageFault() | StageProgress() | StageStopped():
                 if message.run_id == self._run_ids and self.system.lives(RUN):
