@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from swactor_core.actors import ActorSystem
 from swactor_core.codec import MAX_LINE
+from swactor_core.errors import EdgeBroken
+from swactor_core.faults import FaultReason
 from swactor_core.ids import NodeId, RunId, StageIndex
-from swactor_core.messages import Address, EventReport, StageReady, StageStopped
+from swactor_core.messages import Address, EventReport, NodeFaulted, StageReady, StageStopped
 from swactor_core.node import control
 from swactor_core.node.control import CONTROL, BootHistory, ControlService, ReportQueue
 from swactor_core.node.worker_process import STDERR_CHARACTERS, _read_talk
@@ -33,6 +35,7 @@ class Channel:
         self.refuses = refuses
         self.sent: list[Any] = []
         self.closed = asyncio.Event()
+        self.arriving: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     async def send(self, frame: bytes) -> None:
         assert 1 <= len(frame) <= MAX_CONTROL_FRAME
@@ -41,11 +44,11 @@ class Channel:
         self.sent.append(CONTROL.decode(frame))
 
     async def receive(self) -> bytes | None:
-        await self.closed.wait()
-        return None
+        return await self.arriving.get()
 
     async def close(self) -> None:
         self.closed.set()
+        self.arriving.put_nowait(None)
 
 
 class Rig:
@@ -108,6 +111,20 @@ async def test_a_report_that_no_frame_holds_ends_the_channel_and_is_not_left_out
     await settled(channel.closed.is_set)
     assert channel.sent == [READY]
     assert rig.failures == []
+
+
+@pytest.mark.parametrize("refuses", [None, EdgeBroken("gone")])
+async def test_an_orchestrator_of_another_version_is_told_so(rig: Rig, refuses: Exception | None) -> None:
+    """Its command has a field more: a channel that ends says nothing of that to its operator."""
+    channel = await rig.watched_by(Channel(refuses=refuses))
+    channel.arriving.put_nowait(b'{"type":"StopRun","run_id":1,"new":2}')
+    await settled(channel.closed.is_set)
+    assert rig.failures == []
+    if refuses is None:
+        (said,) = channel.sent
+        assert isinstance(said, NodeFaulted)
+        assert (said.fault.reason, said.fault.node_id) == (FaultReason.PROVISIONING_REJECTED, NodeId(1))
+        assert "run the same version of swactor everywhere (StopRun.new: " in said.fault.detail
 
 
 async def test_a_sender_that_fails_is_heard_of_and_not_silent(rig: Rig) -> None:

@@ -18,9 +18,9 @@ from swactor_core.actors import ActorSystem
 from swactor_core.codec import CodecError, MessageCodec
 from swactor_core.errors import EdgeClosed, TransportError
 from swactor_core.events import EventName
-from swactor_core.faults import Component
+from swactor_core.faults import Component, Fault, FaultReason
 from swactor_core.ids import NodeId, node_hex
-from swactor_core.messages import CONTROL_MESSAGES, Address, EventReport, WatchRefused
+from swactor_core.messages import CONTROL_MESSAGES, Address, EventReport, NodeFaulted, WatchRefused
 from swactor_core.observe.bus import EventBus
 from swactor_core.spi.transport import ControlChannel, Transport
 
@@ -186,11 +186,24 @@ class ControlService:
             log.info("control channel ended: %s", error.message)
         except CodecError as error:
             log.warning("control channel closed: %s", error)
+            await self._not_understood(channel, error)
         finally:
             self._channel = self._reports = None
             sender.cancel()
             self._on_lost()
             await channel.close()
+
+    async def _not_understood(self, channel: ControlChannel, error: CodecError) -> None:
+        """Another version of swactor speaks there: its operator hears of it, and not of a lost link."""
+        detail = (
+            f"it cannot read the orchestrator's words: run the same version of swactor everywhere ({error})"
+        )
+        fault = Fault(FaultReason.PROVISIONING_REJECTED, Component.NODE, detail, node_id=self._node_id)
+        try:
+            async with asyncio.timeout(REFUSAL_BOUND):
+                await channel.send(CONTROL.encode(NodeFaulted(self._node_id, fault)))
+        except (TransportError, TimeoutError, CodecError) as failed:
+            log.info("nor could that be said: %s", failed)
 
     async def _send(self, channel: ControlChannel, reports: ReportQueue) -> None:
         try:

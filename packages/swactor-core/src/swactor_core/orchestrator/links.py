@@ -114,7 +114,7 @@ class NodeLink:
         except TransportError as error:
             why = error.message
         except CodecError as error:
-            why = f"it sent a bad report: {error}"
+            why = f"it sent a bad report: run the same version of swactor everywhere ({error})"
         finally:
             sender.cancel()
             self._channel = None
