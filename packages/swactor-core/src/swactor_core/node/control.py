@@ -121,7 +121,7 @@ class ControlService:
         self._reports: ReportQueue | None = None
         self._channel: ControlChannel | None = None
         self.refused = 0
-        self._refused_last: tuple[NodeId, str] | None = None
+        self._told: dict[NodeId, str] = {}
         self.watched = False
         self._history = history
         bus.add_sink(self._event)
@@ -155,13 +155,14 @@ class ControlService:
                 self._system.start_task(self._refuse(channel, why, final=False), owner=NODE)
             else:
                 self._channel = channel
+                self._told.pop(channel.peer, None)
                 self._system.start_task(self._serve(channel), owner=NODE)
 
     async def _refuse(self, channel: ControlChannel, why: str, *, final: bool) -> None:
         """Answers its first word with the reason, and gives it time to read that."""
         self.refused += 1
-        again, self._refused_last = self._refused_last == (channel.peer, why), (channel.peer, why)
-        level = logging.DEBUG if again else logging.WARNING  # one that waits for its turn asks twice a second
+        again, self._told[channel.peer] = self._told.get(channel.peer) == why, why
+        level = logging.DEBUG if again else logging.WARNING  # who waits for its turn asks twice a second
         log.log(level, "refused the orchestrator %s: %s", node_hex(channel.peer), why)
         try:
             async with asyncio.timeout(REFUSAL_BOUND):

@@ -11,13 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from swactor_core.actors import ActorSystem
 from swactor_core.codec import CodecError
 from swactor_core.errors import TransportError
+from swactor_core.events import EventName
 from swactor_core.faults import Component
 from swactor_core.ids import NodeId
-from swactor_core.messages import Address, NodeLost, Watch, WatchRefused
+from swactor_core.messages import Address, EventReport, NodeLost, Watch, WatchRefused
 from swactor_core.node.control import CONTROL
 from swactor_core.spi.transport import ControlChannel, Transport
 
@@ -51,6 +53,8 @@ class NodeLink:
         self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
         self._channel: ControlChannel | None = None
         self._closed = False
+        self._life = self._told = 0
+        """When the node started, and the number of its latest event."""
         self._task = system.start_task(self._run(), owner=Address(Component.NODE, node_id))
 
     def seen(self, *, alive: bool) -> None:
@@ -110,6 +114,8 @@ class NodeLink:
                 if isinstance(message, WatchRefused):
                     refusal = message
                     break
+                if isinstance(message, EventReport):
+                    message = self._without_retold(message)
                 self._on_report(self.node_id, message)
         except TransportError as error:
             why = error.message
@@ -127,6 +133,18 @@ class NodeLink:
             detail = f"control link lost: {why}"
             self._system.tell(POOL, NodeLost(self.node_id, by_membership=False, detail=detail))
         return refusal
+
+    def _without_retold(self, report: EventReport) -> EventReport:
+        """Every watch begins with the events of the node's boot: without those that an earlier watch of the
+        same life was told."""
+        fresh = []
+        for event in report.events:
+            if event["event"] == EventName.NODE_STARTED and event["time"] != self._life:
+                self._life, self._told = event["time"], 0
+            if event["number"] > self._told:
+                self._told = event["number"]
+                fresh.append(event)
+        return replace(report, events=tuple(fresh))
 
     async def _send(self, channel: ControlChannel) -> None:
         try:
