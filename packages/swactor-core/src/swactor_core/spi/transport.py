@@ -106,7 +106,7 @@ class ControlChannel(Protocol):
         EdgeBroken, EdgeClosed, or ValueError for a frame out of bounds."""
 
     async def receive(self) -> bytes | None:
-        """The next frame; None when the peer closed in order. Raises EdgeBroken."""
+        """The next frame; None when the peer closed in order, or this side did. Raises EdgeBroken."""
 
     async def close(self) -> None: ...
 
