@@ -94,6 +94,7 @@ def test_features_that_are_not_implemented(backend: Any, keys: dict[str, Any], w
         ({"rope__freq_base": float("nan")}, "freq_base"),
         ({"rope__freq_base": -1.0}, "freq_base"),
         ({"rope__scaling__type": 3}, "is not a string"),
+        ({"rope__scaling__type": (3, 3, 3, 3)}, "is not a string"),
         ({"rope__scaling__factor": -2.0}, "factor = -2.0"),
         ({"attention__layer_norm_rms_epsilon": None}, "layer_norm_rms_epsilon"),
         ({"block_count": 5}, "block_count = 5"),
