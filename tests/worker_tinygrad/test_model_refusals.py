@@ -148,6 +148,22 @@ def test_tensors_without_a_place(backend: Any) -> None:
     refuse(backend, config_of(twice), RoleFailure.CONFIG_INVALID, "twice")
 
 
+def test_biases_of_some_parts_of_a_fused_matrix(backend: Any) -> None:
+    """llama.cpp adds those of all three, and reads fewer without adding them."""
+    from swactor_worker_tinygrad.stage_tensors import check_model
+
+    base = manifest_of(DATA / "phi3.gguf")
+    model, _ = check_model(base, 16)
+    widths = {"q": model.query_width, "k": model.key_width, "v": model.value_width}
+    biases = [
+        replace(base.tensors[0], name=f"blk.0.attn_{name}.bias", ggml_type=0, dims=(width,), nbytes=4 * width)
+        for name, width in widths.items()
+    ]
+    check_model(replace(base, tensors=(*base.tensors, *biases)), 16)
+    fewer = replace(base, tensors=(*base.tensors, *biases[:2]))
+    refuse(backend, config_of(fewer), RoleFailure.UNSUPPORTED_ARCHITECTURE, "'blk.0.attn_q.bias' beside a")
+
+
 def test_tensors_that_are_missing_or_misshapen(backend: Any) -> None:
     base = manifest_of(MODEL)
     for name in ("blk.2.ffn_down.weight", "output_norm.weight", "output.weight", "token_embd.weight"):
