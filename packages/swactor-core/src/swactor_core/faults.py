@@ -312,6 +312,7 @@ REMEDIES_OF_CAUSES: dict[tuple[FaultReason, str], str] = {
     (FaultReason.WEIGHT_LOAD_FAILED, ModelFailure.CACHE_UNUSABLE): (
         "set SWACTOR_CACHE_DIR on that node to a folder that it may write to"
     ),
+    (FaultReason.WEIGHT_LOAD_FAILED, RoleFailure.BACKEND_ERROR): REMEDIES[FaultReason.WORKER_FATAL],
     (FaultReason.WORKER_CRASHED, ModelFailure.CONTENT_CHANGED): (
         "put the whole file there again, by a rename and never while a run uses it, then run again"
     ),
