@@ -296,11 +296,9 @@ def kept_folder(compiler: str) -> Path | None:
         )
     if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         folder.chmod(0o700)
-    return (
-        folder
-        if os.access(folder, os.W_OK | os.X_OK) and has_room(folder, (folder / DATA_BASE).exists())
-        else None
-    )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return None
+    return folder if has_room(folder, used=(folder / DATA_BASE).exists()) else None
 
 
 def cache_folder(compiler: str) -> Path:

@@ -31,9 +31,10 @@ def passing_folder() -> Path:
     """A fresh private folder that is gone after this process. Raises ResourceError."""
     remove_left()
     try:
-        if not has_room(Path(tempfile.gettempdir())):
+        place = tempfile.gettempdir()
+        if not has_room(Path(place), used=False):
             raise ResourceError(
-                f"no folder for compiled kernels has {ROOM >> 20} MiB free: {tempfile.gettempdir()!r} has not either",
+                f"no folder for compiled kernels has {ROOM >> 20} MiB free, nor has {place!r}",
                 hint="make room, or set XDG_CACHE_HOME or TMPDIR to a folder on another disk",
             )
         for _ in range(TRIES):
@@ -52,7 +53,7 @@ def passing_folder() -> Path:
     raise ResourceError(f"temporary folders are taken away {TRIES} times in a row", hint="set XDG_CACHE_HOME")
 
 
-def has_room(folder: Path, used: bool = False) -> bool:
+def has_room(folder: Path, *, used: bool) -> bool:
     """Whether its disk, of which no quota is known, takes compiled kernels; `used` where some are kept
     there. Raises OSError."""
     disk = os.statvfs(folder)
