@@ -319,6 +319,7 @@ REMEDIES_OF_CAUSES: dict[tuple[FaultReason, str], str] = {
         "start that node again, or run without it"
     ),
     (FaultReason.EDGE_ESTABLISHMENT_FAILED, LeaseRejection.INVALID_SPEC): _DEFECT,
+    (FaultReason.WEIGHT_LOAD_FAILED, RoleFailure.BACKEND_ERROR): REMEDIES[FaultReason.WORKER_FATAL],
     (FaultReason.WORKER_CRASHED, ModelFailure.CONTENT_CHANGED): (
         "put the whole file there again, by a rename and never while a run uses it, then run again"
     ),
