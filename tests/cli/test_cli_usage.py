@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,59 @@ RUN = {
     "no such cluster": (["--prompt-ids", "1", "--cluster", "/nowhere/c.toml"], ["/nowhere/c.toml"]),
     "events nowhere": (["--prompt-ids", "1", "--events", "/nowhere/e"], ["/nowhere/e"]),
 }
+
+
+UNFETCHED = {
+    "no prompt": [],
+    "both prompts": ["--prompt", "x", "--prompt-ids", "1"],
+    "a word as id": ["--prompt-ids", "two"],
+    "no ids": ["--prompt-ids", ","],
+    "system and raw": ["--prompt", "x", "--system", "y", "--raw"],
+    "an empty stop": ["--prompt", "x", "--stop", ""],
+    "a stop of bytes": ["--prompt", "x", "--stop", "\udcff"],
+    "events nowhere": ["--prompt", "x", "--events", "/nowhere/e"],
+    "events are a folder": ["--prompt", "x", "--events", "/"],
+    "logits in a file": ["--prompt", "x", "--sample-on", "orchestrator", "--logits", "/dev/null/x"],
+}
+
+
+@pytest.mark.parametrize("case", UNFETCHED)
+def test_what_no_model_can_make_right_is_refused_before_one_is_fetched(
+    call: Any, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetched(*_: object) -> None:
+        raise AssertionError("a model was opened")
+
+    monkeypatch.setattr("swactor_cli.commands.run.open_model", fetched)
+    said = call("run", "demo", *UNFETCHED[case])
+    refused(said, "hint: ")
+
+
+SLIPS = {
+    "demo": (["run", "dmeo", "--prompt", "x"], "did you mean 'demo'"),
+    "a setting": (["run", MODEL, "--prompt-ids", "1", "--worker-option", "wieghts=packed"], "'weights'?"),
+    "a choice": (["run", MODEL, "--prompt-ids", "1", "--worker-option", "weights=pakced"], "'packed'?"),
+    "an id outside": (["run", MODEL, "--prompt-ids", "160"], "0 to 159"),
+    "a bias outside": (["run", MODEL, "--prompt-ids", "1", "--logit-bias", "160=1"], "0 to 159"),
+}
+
+
+@pytest.mark.parametrize("case", SLIPS)
+def test_a_slip_is_told_what_was_meant(call: Any, case: str) -> None:
+    command, word = SLIPS[case]
+    refused(call(*command), word)
+
+
+def test_a_machine_that_lacks_something_is_no_defect(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_model(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("swactor_cli.commands.run.open_model", open_model)
+    said = call("run", "demo", "--prompt", "x")
+    assert said.code == 1
+    assert "Too many open files" in said.err
+    assert "ulimit -n" in said.err
+    assert "defect" not in said.err
 
 
 def test_a_level_of_talk_that_is_none(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import resource
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -101,6 +102,56 @@ def test_a_link_stays_a_link_and_a_new_file_has_the_umask_s_mode(tmp_path: Path)
     assert link.is_symlink()
     assert path.read_bytes() == b"new"
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+KILLED = """
+import errno, os, signal, sys
+opened = os.open
+def without(path, flags, *rest, **options):
+    if flags & os.O_TMPFILE == os.O_TMPFILE:
+        raise OSError(errno.EOPNOTSUPP, "")
+    return opened(path, flags, *rest, **options)
+os.open = without
+from swactor_core.whole_files import WholeFile
+file = WholeFile(sys.argv[1])
+file.write(b"half")
+print("here", flush=True)
+sys.stdin.readline()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("system", ["named"], indirect=True)
+def test_what_a_killed_writer_left_goes_a_day_later_and_a_living_one_s_part_stays(
+    tmp_path: Path, system: None
+) -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    writer = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "theirs")], text=True, **pipes)
+    try:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "here\n"
+        (left,) = tmp_path.glob(".swactor-*.part")
+        others = [tmp_path / ".swactor-user", tmp_path / "a.part", tmp_path / ".swactor-folder.part"]
+        others[2].mkdir()
+        for path in others[:2]:
+            path.touch()
+        (tmp_path / ".swactor-link.part").symlink_to(others[1])
+
+        def write_beside(age: float) -> bool:
+            for path in (left, *others):
+                os.utime(path, (time.time() - age,) * 2)
+            whole_files.write_whole(tmp_path / "mine", b"new")
+            assert all(path.exists() for path in others)
+            return left.exists()
+
+        assert write_beside(age=48 * 3600), "its writer lives"
+        writer.communicate("go\n", timeout=60)
+        assert write_beside(age=3600), "another machine's lock may not be seen here"
+        assert not write_beside(age=48 * 3600)
+        assert (tmp_path / "mine").read_bytes() == b"new"
+    finally:
+        writer.kill()
+        writer.communicate(timeout=60)
 
 
 def test_what_is_no_file_is_written_as_it_is(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from swactor_core.agreement import agreement, shared_of
 from swactor_core.events import EventName
@@ -18,6 +19,7 @@ from swactor_core.ids import (
     RunId,
     Sequence,
     StageIndex,
+    node_hex,
 )
 from swactor_core.machines.pool import PlanCommitted, PoolAborted, PoolReady
 from swactor_core.machines.run import RunBounds
@@ -325,12 +327,20 @@ def lost_fault(stage: StageIndex | None) -> Fault:
     return Fault(FaultReason.MEMBERSHIP_LOST, Component.MEMBERSHIP, LOST.detail, node_id=B, stage_index=stage)
 
 
-# What is told, the fault that it is, and the stage where a plan says what that node does.
-EVIDENCE: dict[str, tuple[object, Fault, StageIndex | None]] = {
-    "a node faults": (NodeFaulted(B, NODE_FAULT), NODE_FAULT, LAST),
-    "the endpoints fail": (EndpointsFailed(EDGE_FAULT), EDGE_FAULT, None),
-    "the pool aborts": (PoolAborted(NODE_FAULT), NODE_FAULT, LAST),
-    "a node is lost": (LOST, lost_fault(None), LAST),
+BROKEN = Fault(FaultReason.STREAM_FAULT, Component.DRIVER, "reset", stage_index=FIRST, edge_id=EdgeId(2))
+BROKEN_FAR = f"reset; its other end is at {node_hex(B)}"
+
+
+# What is told, the fault that it is, and what more a plan says of it.
+EVIDENCE: dict[str, tuple[object, Fault, dict[str, Any]]] = {
+    "a node faults": (NodeFaulted(B, NODE_FAULT), NODE_FAULT, {"stage_index": LAST}),
+    "the endpoints fail": (
+        EndpointsFailed(EDGE_FAULT),
+        EDGE_FAULT,
+        {"detail": f"reset; its other end is at {node_hex(A)}"},
+    ),
+    "the pool aborts": (PoolAborted(NODE_FAULT), NODE_FAULT, {"stage_index": LAST}),
+    "a node is lost": (LOST, lost_fault(None), {"stage_index": LAST}),
 }
 ACTIVE = {
     "planning": (POOL_READY, False),

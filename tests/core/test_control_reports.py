@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 from swactor_core.actors import ActorSystem
 from swactor_core.codec import MAX_LINE
+from swactor_core.errors import EdgeBroken
+from swactor_core.faults import FaultReason
 from swactor_core.ids import NodeId, RunId, StageIndex
-from swactor_core.messages import Address, EventReport, StageReady, StageStopped
+from swactor_core.messages import Address, EventReport, NodeFaulted, StageReady, StageStopped
 from swactor_core.node import control
 from swactor_core.node.control import CONTROL, BootHistory, ControlService, ReportQueue
 from swactor_core.node.worker_process import STDERR_CHARACTERS, _read_talk
 from swactor_core.observe.bus import EventBus
-from swactor_core.orchestrator.links import NodeLink
+from swactor_core.orchestrator.links import POOL, NodeLink
 from swactor_core.spi.transport import MAX_CONTROL_FRAME
 
 READY = StageReady(RunId(1), StageIndex(0))
@@ -33,6 +35,7 @@ class Channel:
         self.refuses = refuses
         self.sent: list[Any] = []
         self.closed = asyncio.Event()
+        self.arriving: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     async def send(self, frame: bytes) -> None:
         assert 1 <= len(frame) <= MAX_CONTROL_FRAME
@@ -41,11 +44,11 @@ class Channel:
         self.sent.append(CONTROL.decode(frame))
 
     async def receive(self) -> bytes | None:
-        await self.closed.wait()
-        return None
+        return await self.arriving.get()
 
     async def close(self) -> None:
         self.closed.set()
+        self.arriving.put_nowait(None)
 
 
 class Rig:
@@ -110,6 +113,35 @@ async def test_a_report_that_no_frame_holds_ends_the_channel_and_is_not_left_out
     assert rig.failures == []
 
 
+@pytest.mark.parametrize("refuses", [None, EdgeBroken("gone")])
+async def test_an_orchestrator_of_another_version_is_told_so(rig: Rig, refuses: Exception | None) -> None:
+    """Its command has a field more: a channel that ends says nothing of that to its operator."""
+    channel = await rig.watched_by(Channel(refuses=refuses))
+    channel.arriving.put_nowait(b'{"type":"StopRun","run_id":1,"new":2}')
+    await settled(channel.closed.is_set)
+    assert rig.failures == []
+    if refuses is None:
+        (said,) = channel.sent
+        assert isinstance(said, NodeFaulted)
+        assert (said.fault.reason, said.fault.node_id) == (FaultReason.PROVISIONING_REJECTED, NodeId(1))
+        assert "run the same version of swactor everywhere (StopRun.new: " in said.fault.detail
+
+
+async def test_who_waits_for_a_turn_is_told_of_once_also_when_several_wait(rig: Rig, caplog) -> None:
+    """Each asks twice a second, for as long as its operator wants."""
+    await rig.watched_by(Channel())
+    for count in range(1, 4):
+        for peer in (NodeId(8), NodeId(9)):
+            waiting = Channel()
+            waiting.peer = peer
+            waiting.arriving.put_nowait(b"Watch")
+            await rig.arriving.put(waiting)
+            await settled(lambda waiting=waiting: waiting.sent)
+            await waiting.close()
+        assert rig.service.refused == 2 * count
+    assert caplog.text.count("refused the orchestrator") == 2
+
+
 async def test_a_sender_that_fails_is_heard_of_and_not_silent(rig: Rig) -> None:
     await rig.watched_by(Channel(refuses=ValueError("no frame")))
     rig.service.report(READY)
@@ -149,6 +181,39 @@ async def test_a_link_that_is_closed_ends_its_channel_in_order() -> None:
     assert not channel.closed.is_set()
     await link.close()
     assert channel.closed.is_set()
+    await system.shutdown()
+
+
+async def test_what_every_watch_begins_with_is_heard_once_of_each_life() -> None:
+    """After a link that broke, or a node that was given back to others."""
+
+    def boot(time: int) -> tuple[dict[str, Any], ...]:
+        return tuple(
+            {"event": name, "time": time + number, "number": number, "node_id": "2"}
+            for number, name in enumerate(("node_started", "worker_started", "node_available"), 1)
+        )
+
+    later = {"event": "worker_ended", "time": 90, "number": 9, "node_id": "2"}
+    watches = [boot(10), (*boot(10), later), (*boot(10), later), boot(100)]
+    heard: list[dict[str, Any]] = []
+    system = ActorSystem(lambda address, error: pytest.fail(str(error)))
+    system.spawn(POOL, SimpleNamespace(receive=lambda message: None))
+
+    async def open_control(node_id: NodeId, *, deadline: float) -> Channel:
+        channel = Channel()
+        if watches:
+            channel.arriving.put_nowait(CONTROL.encode(EventReport(watches.pop(0))))
+            channel.arriving.put_nowait(None)
+        return channel
+
+    transport: Any = SimpleNamespace(open_control=open_control)
+    link = NodeLink(
+        system, transport, NodeId(2), objects=False, on_report=lambda _, report: heard.extend(report.events)
+    )
+    link.seen(alive=True)
+    await settled(lambda: not watches and len(heard) == 7)
+    assert heard == [*boot(10), later, *boot(100)]
+    await link.close()
     await system.shutdown()
 
 

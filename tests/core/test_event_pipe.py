@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Iterator
 
 import pytest
 from swactor_core.codec import MessageCodec
 from swactor_core.ids import RingId, RoleId
 from swactor_core.messages import WORKER_EVENTS, RingReadable, RingWritable, RoleReset
+from swactor_core.node import event_pipe
 from swactor_core.node.event_pipe import MAX_EVENT_LINE, EventPipe
 
 ENCODE = MessageCodec(WORKER_EVENTS).encode
@@ -88,6 +90,48 @@ async def test_what_is_no_event_ends_the_pipe_by_name(heard: Heard, data: bytes,
     assert heard.log == []
     assert len(heard.errors) == 1
     assert named in heard.errors[0]
+
+
+async def test_a_line_that_stops_in_its_middle_ends_the_pipe(heard: Heard, monkeypatch) -> None:
+    """Whoever writes half a line and hangs would be found by the bound of a token only."""
+    monkeypatch.setattr(event_pipe, "LINE_BOUND", 0.05)
+    whole = lines(*EVENTS)
+    os.write(heard.writer, whole + whole[:7])
+    await asyncio.wait_for(heard.pipe.ended, 20)
+    assert heard.log == EVENTS
+    assert heard.errors == ["an event line stopped after 7 bytes, for 0.05 s"]
+
+
+async def test_the_rest_of_a_line_is_read_before_its_bound_is_judged(heard: Heard, monkeypatch) -> None:
+    """As after a stop of the node, by a signal or a debugger: the bound is over, and all is there."""
+    monkeypatch.setattr(event_pipe, "LINE_BOUND", 0.02)
+    whole = lines(*EVENTS)
+    for part in (whole[:7], whole[7:9], whole[9:]):
+        os.write(heard.writer, part)
+        await asyncio.sleep(0)
+        while heard.pipe._unfinished is None and heard.log != EVENTS:  # noqa: ASYNC110 - no other sign
+            await asyncio.sleep(0)
+        time.sleep(0.05)  # noqa: ASYNC251 - the loop stands still
+    heard.end()
+    await asyncio.wait_for(heard.pipe.ended, 20)
+    assert heard.log == EVENTS
+    assert heard.errors == []
+
+
+async def test_a_finished_line_has_no_bound(heard: Heard) -> None:
+    os.write(heard.writer, lines(*EVENTS)[:-1])
+    while heard.pipe._unfinished is None:  # noqa: ASYNC110 - no other sign
+        await asyncio.sleep(0)
+    os.write(heard.writer, b"\n")
+    while len(heard.log) < len(EVENTS):  # noqa: ASYNC110 - no other sign
+        await asyncio.sleep(0)
+    assert heard.pipe._unfinished is None
+    os.write(heard.writer, b"{")
+    while heard.pipe._unfinished is None:  # noqa: ASYNC110 - no other sign
+        await asyncio.sleep(0)
+    waits = heard.pipe._unfinished
+    heard.pipe.close()
+    assert waits.cancelled()
 
 
 async def test_closing_while_events_wait_drops_them_and_frees_the_descriptor(heard: Heard) -> None:

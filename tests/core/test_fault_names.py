@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swactor_core.faults import Component, Fault, FaultReason
+from swactor_core.faults import Component, Fault, FaultReason, RoleFailure
 from swactor_core.ids import NodeId, StageIndex
 from swactor_core.machines.pool import PoolAborted
 from swactor_core.machines.run import Run, RunBounds
@@ -50,3 +50,11 @@ def test_a_run_records_its_fault_with_the_name():
     assert run.fault.node_name == "attic"
     [event] = [action for action in actions if type(action).__name__ == "Emit"]
     assert event.fields["fault_node_name"] == "attic"
+
+
+def test_a_stage_that_its_backend_cannot_make_has_a_remedy_about_the_node_and_not_about_the_file() -> None:
+    def remedy(cause: str) -> str:
+        return Fault(FaultReason.WEIGHT_LOAD_FAILED, Component.WORKER, "x", cause=cause).remedy
+
+    assert "doctor" in remedy(RoleFailure.BACKEND_ERROR)
+    assert "model file" in remedy("")

@@ -14,6 +14,8 @@ from machine_run_words import (
     AGAIN,
     BARRIER,
     BOUNDS,
+    BROKEN,
+    BROKEN_FAR,
     COMPLETED,
     END_OF_TEXT,
     ENDPOINT,
@@ -64,6 +66,7 @@ from swactor_core.events import EventName
 from swactor_core.faults import Component, Fault, FaultReason
 from swactor_core.fsm import Action, Emit, Send
 from swactor_core.ids import (
+    EdgeId,
     NodeId,
     RunId,
     Sequence,
@@ -173,10 +176,10 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
     # --- the one fault ---
     **{
         f"{what}: {name}": (
-            [*steps, (event, faulted(replace(fault, stage_index=stage if timed else None), timed=timed))],
+            [*steps, (event, faulted(replace(fault, **(planned if timed else {})), timed=timed))],
             S.FAULTED,
         )
-        for what, (event, fault, stage) in EVIDENCE.items()
+        for what, (event, fault, planned) in EVIDENCE.items()
         for name, (steps, timed) in ACTIVE.items()
     },
     **{
@@ -185,6 +188,26 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
     },
     "a stage faults before the barrier": (
         [*PROVISIONED, (StageFault(RUN_ID, LAST, STAGE_FAULT), STAGE_FAULTED)],
+        S.FAULTED,
+    ),
+    "a stream breaks: the node at its other end is told too": (
+        [
+            *RUNNING,
+            (
+                StageFault(RUN_ID, FIRST, BROKEN),
+                faulted(replace(BROKEN, node_id=A, detail=BROKEN_FAR)),
+            ),
+        ],
+        S.FAULTED,
+    ),
+    "the stream of a token edge breaks at its stage": (
+        [
+            *RUNNING,
+            (
+                StageFault(RUN_ID, FIRST, replace(BROKEN, edge_id=EdgeId(1))),
+                faulted(replace(BROKEN, edge_id=EdgeId(1), node_id=A)),
+            ),
+        ],
         S.FAULTED,
     ),
     "a stage stops by itself before the barrier": (

@@ -291,10 +291,10 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
         S.CRASHED,
     ),
     "it crashes too often": (DEAD, S.FAILED),
-    "a role that could be configured ends the row of crashes": (
+    "a run that asks for a role ends the row of crashes: what it dies of is that run's": (
         [
             *DEAD[:-2],
-            (said(RoleConfigured(ROLE), 2), (Send(STAGE, RoleConfigured(ROLE)),)),
+            (CONFIGURE, (WriteWorker(WorkerGeneration(2), CONFIGURE),)),
             DEAD[-2],
             (
                 process("Exited", "again", generation=2),

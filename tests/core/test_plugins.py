@@ -282,6 +282,17 @@ def test_an_absent_provider_says_what_there_is() -> None:
         plugins.select(Kind.LOADER, "c")
 
 
+def test_the_remedy_for_an_absent_provider_names_what_there_is_and_no_more() -> None:
+    plugins, _ = registered(provider(name="quick"), provider(name="other"))
+    with pytest.raises(PluginError) as caught:
+        plugins.select(Kind.LOADER, "qiuck")
+    assert caught.value.hint.startswith("did you mean 'quick'? choose one of those; `pip install")
+    with pytest.raises(PluginError) as caught:
+        plugins.select(Kind.WORKER, "qiuck")
+    assert "have: none" in caught.value.message
+    assert caught.value.hint == "`pip install 'swactor[all]'` brings one of each kind"
+
+
 # --- life events ---
 
 

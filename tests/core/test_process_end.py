@@ -9,6 +9,7 @@ import time
 
 import pytest
 from swactor_core.node.process_end import exited
+from swactor_core.node.worker_process import exit_text
 
 LEAVES_A_CHILD = "import os, time; os.fork() or time.sleep(20); os._exit(3)"
 
@@ -40,3 +41,27 @@ async def test_the_exit_code_is_known(later: bool) -> None:
     await asyncio.wait_for(exited(process), 15)
     assert process.returncode == 5
     await asyncio.wait_for(process.wait(), 15)
+
+
+GOES = """
+import sys
+from pathlib import Path
+from swactor_core.node.process import first_to_go
+score = Path("/proc/self/oom_score_adj")
+before = int(score.read_text())
+first_to_go(before + 50)
+first_to_go(before)  # a process that is to go first already stays so
+sys.exit(int(score.read_text()) - before)
+"""
+
+
+async def test_a_child_goes_before_its_parent_when_memory_is_short() -> None:
+    process = await start(GOES)
+    await asyncio.wait_for(exited(process), 15)
+    assert process.returncode == 50
+
+
+def test_how_a_process_ended_is_said_with_what_it_often_means() -> None:
+    assert exit_text(-9) == "was ended by SIGKILL, as the kernel does when memory is short"
+    assert exit_text(-11) == "was ended by SIGSEGV"
+    assert exit_text(3) == "exited with 3"

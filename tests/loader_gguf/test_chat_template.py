@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime
 
@@ -220,6 +224,33 @@ def test_a_renderer_that_waits_is_ended(monkeypatch):
     monkeypatch.setattr(module, "COMMAND", ("30",))
     with pytest.raises(ModelError, match="takes too long"):
         render("x")
+
+
+BOUNDED = """
+import resource
+resource.setrlimit(resource.RLIMIT_CPU, (3, 3))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+from swactor_loader_gguf.template import ChatTemplate
+print(ChatTemplate("{{ messages[0].content }}", "", "").render([{"role": "user", "content": "hi"}]).text)
+"""
+
+
+def test_a_user_with_less_than_the_bounds_keeps_what_there_is():
+    """A hard limit of the user's may be below ours, and cannot be raised (setrlimit(2))."""
+    done = subprocess.run(
+        [sys.executable, "-c", BOUNDED], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "hi\n", done.stderr
+
+
+def test_a_renderer_without_descriptors_is_told_of_them(monkeypatch):
+    def run(*_, **__):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(module.subprocess, "run", run)
+    with pytest.raises(ModelError, match="Too many open files") as caught:
+        render("x")
+    assert "ulimit -n" in caught.value.hint
 
 
 def test_a_renderer_that_cannot_start(monkeypatch):

@@ -79,7 +79,7 @@ def file_cases(raw):
         "offset unaligned": (with_tensors(raw.tensor("a", (8,), 0, 8)), "offset 8 of 'a' is not a multiple of 32"),
         "offset far": (with_tensors(raw.tensor("a", (8,), 0, 64)), "ends at byte"),
         "offset huge": (with_tensors(raw.tensor("a", (8,), 0, HUGE - 31)), "ends at byte"),
-        "unknown type beyond file": (with_tensors(raw.tensor("a", (8,), 42, 64)), "type-42"),
+        "unknown type beyond file": (with_tensors(raw.tensor("a", (8,), 42, 64)), "Q2_0"),
         "overlap": (with_tensors(raw.tensor("a", (16,), 0, 0), raw.tensor("b", (8,), 0, 32)), "'a' and 'b' overlap"),
         "same place": (with_tensors(one, raw.tensor("b", (8,), 0, 0)), "overlap"),
         "unknown types at one place": (with_tensors(raw.tensor("a", (8,), 42, 0), raw.tensor("b", (8,), 42, 0)), "overlap"),
@@ -128,6 +128,25 @@ def test_the_file_that_is_broken_above_opens(raw, tmp_path):
         raw.file([raw.text("general.architecture", "llama")], [raw.tensor("a", (8,), 0, 0)], bytes(32))
     )
     assert GgufIndex(str(path)).tensors["a"].nbytes == 32
+
+
+@pytest.mark.parametrize(
+    ("name", "piece"),
+    [
+        ("m.gguf.part1of2", True),
+        ("m.gguf-split-a", True),
+        ("m.gguf.part-b", True),
+        ("m.gguf", False),
+        ("m-part.gguf", False),
+    ],
+)
+@pytest.mark.parametrize("half", [0, 1])
+def test_a_piece_of_a_file_is_told_from_one_that_is_cut_short(raw, tmp_path, name, piece, half):
+    whole = raw.small_model()
+    (tmp_path / name).write_bytes((whole[:-40], whole[-40:])[half])
+    with pytest.raises(ModelError) as caught:
+        GgufIndex(str(tmp_path / name))
+    assert ("join all pieces" in caught.value.hint) == piece
 
 
 def test_truncation_at_every_byte(raw, tmp_path):

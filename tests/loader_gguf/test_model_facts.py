@@ -74,6 +74,12 @@ def test_a_recurrent_model_has_facts_so_that_a_worker_can_refuse_it_by_name(mode
     assert model_of(keys=state).facts.kv_bytes_per_token == (0, 0)
 
 
+def test_a_key_of_the_model_s_that_is_not_held_is_not_lost(model_of, raw):
+    """A worker would take the key's default otherwise."""
+    facts = model_of(keys={"s": raw.strings("llama.rope.scaling.type", ["yarn"])}).facts
+    assert facts.metadata["llama.rope.scaling.type"] == "an array of 1 STRING"
+
+
 def test_metadata_holds_scalars_and_small_numeric_arrays_but_no_vocabulary(model_of, raw):
     facts = model_of(
         keys={
@@ -84,13 +90,18 @@ def test_metadata_holds_scalars_and_small_numeric_arrays_but_no_vocabulary(model
             "tokens": raw.strings("tokenizer.ggml.tokens", ["a"]),
             "bos": raw.u32("tokenizer.ggml.bos_token_id", 0),
             "long": raw.text("llama.long", "x" * 70_000),
+            "tags": raw.strings("general.tags", ["a"]),
+            "story": raw.text("general.long", "x" * 70_000),
         }
     ).facts
     assert facts.metadata["llama.pattern"] == (True, False)
     assert facts.metadata["llama.rope.freq_base"] == 10000.0
     assert facts.metadata["general.architecture"] == "llama"
     assert facts.metadata["tokenizer.ggml.bos_token_id"] == 0
-    assert not {"llama.large", "llama.words", "llama.long"} & facts.metadata.keys()
+    assert facts.metadata["llama.large"] == "an array of 4097 UINT32"
+    assert facts.metadata["llama.words"] == "an array of 1 STRING"
+    assert facts.metadata["llama.long"] == "a text of 70000 bytes"
+    assert not {"general.tags", "general.long"} & facts.metadata.keys()
     assert not {"tokenizer.ggml.token_type", "tokenizer.ggml.tokens"} & facts.metadata.keys()
     assert facts.has_vocabulary
 
@@ -206,10 +217,10 @@ def test_a_range_outside_the_file(model_of, layers):
 
 def test_an_unknown_type_fails_only_the_stage_that_needs_it(model_of):
     model = model_of(names=[BASE[0], BASE[1], ("blk.1.attn_q.weight", (8, 16), 42), BASE[3]])
-    assert model.facts.type_names == ("F32", "type-42")
+    assert model.facts.type_names == ("F32", "Q2_0")
     assert model.facts.layer_bytes == (256, 512)
     assert "blk.0.attn_q.weight" in names(model.manifest(0, 1))
-    with pytest.raises(ModelError, match=r"'blk\.1\.attn_q\.weight' has type type-42"):
+    with pytest.raises(ModelError, match=r"'blk\.1\.attn_q\.weight' has type Q2_0"):
         model.manifest(1, 2)
 
 

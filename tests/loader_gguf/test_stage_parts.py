@@ -6,7 +6,9 @@ import base64
 import json
 import random
 import re
+import threading
 import zlib
+from dataclasses import replace
 
 import pytest
 from swactor_core.errors import ModelError
@@ -174,9 +176,9 @@ class Parts(Misbehaving):
 
     def choose(self, request):
         number = int(re.search(r"-(\d{5})-of-", request.path)[1]) - 1
-        self.behaviour.content = self.contents[number]
-        self.behaviour.etag = f'"{hash(self.contents[number])}"'
-        self.behaviour.status = 403 if number in self.refused else 200
+        content = self.contents[number]
+        status = 403 if number in self.refused else 200
+        return replace(self.behaviour, content=content, etag=f'"{hash(content)}"', status=status)
 
     def asked(self):
         return {int(re.search(r"-(\d{5})-of-", path)[1]) - 1 for path, _ in self.requests}
@@ -204,6 +206,22 @@ def test_a_stage_asks_only_for_its_parts(web, monkeypatch, tmp_path, layers, nee
     assert web.asked() == needed
     assert all(path.endswith("?signature=s1gned") for path, _ in web.requests)
     assert len(list((tmp_path / "another machine's" / "remote").iterdir())) == len(needed)
+
+
+def test_parts_on_the_web_are_opened_side_by_side(web):
+    """No part's server answers before all others have been asked."""
+    met, first, answer = threading.Barrier(5), [], web.behaviour.before
+
+    def together(request):
+        if request.path not in first:
+            first.append(request.path)
+            if len(first) > 1:
+                met.wait(60)
+        return answer(request)
+
+    web.behaviour.before = together
+    planned(f"{web.url}/{NAME.format(3, 6)}")
+    assert not met.broken
 
 
 def test_weights_that_changed_on_the_web_are_refused_by_name(web, monkeypatch, tmp_path):

@@ -15,7 +15,7 @@ from swactor_core.ids import node_id_of
 from swactor_core.plugins import Plugins, PluginState, load_plugins
 from swactor_core.spi.membership import Member, MembershipContext, MemberState
 from swactor_core.spi.provider import Kind
-from swactor_membership_swim import plugin
+from swactor_membership_swim import driver, plugin
 from swactor_membership_swim.driver import SwimMembership
 from swactor_membership_swim.settings import LOCAL
 
@@ -181,7 +181,7 @@ async def test_a_wildcard_socket_announces_the_host_and_reaches_both_kinds(start
     await b.until(alive("a", "b"))
 
 
-async def test_another_key_noise_and_replays_change_nothing_and_are_counted(start) -> None:
+async def test_another_key_noise_and_replays_change_nothing_and_are_counted(start, caplog) -> None:
     a = await start("a")
     spy = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     spy.bind(("127.0.0.1", 0))
@@ -204,7 +204,27 @@ async def test_another_key_noise_and_replays_change_nothing_and_are_counted(star
     assert {m.name for m in stranger.membership.members()} == {"stranger"}
     assert {m.name for m in other.membership.members()} == {"other"}
     assert b.membership.members()
+    assert "cannot be opened" not in caplog.text, "noise is nobody's business"
     spy.close()
+
+
+async def test_who_has_another_key_is_told_of_on_both_sides(start, monkeypatch) -> None:
+    """It is answered by silence, as where no seed is at all."""
+    monkeypatch.setattr(driver, "PATIENCE", 0.3)
+    a = await start("a")
+    monkeypatch.setattr(driver, "PATIENCE", 0.2)
+    said: asyncio.Queue[str] = asyncio.Queue()
+    monkeypatch.setattr(driver._LOG, "warning", lambda text, *facts: said.put_nowait(text % facts))
+    address = a.membership.address
+    stranger = await start("stranger", seeds=(address, ("127.0.0.1", 9)), gossip_key=bytes(32))
+    async with asyncio.timeout(20):
+        lines = sorted([await said.get(), await said.get()])
+        assert f"from 127.0.0.1:{stranger.membership.address[1]} cannot be opened" in lines[0]
+        assert f"nobody has answered at the seeds 127.0.0.1:{address[1]}, 127.0.0.1:9 in 0.2 s" in lines[1]
+        refused = a.membership.counters["unauthentic"]
+        while a.membership.counters["unauthentic"] < refused + 3:  # noqa: ASYNC110 - a counter has no event
+            await asyncio.sleep(0.01)
+    assert said.empty(), "once"
 
 
 async def test_a_listener_that_fails_does_not_stop_the_protocol(start, caplog) -> None:
@@ -400,6 +420,22 @@ async def test_a_start_of_an_earlier_epoch_is_told_whom_the_others_hold(start, o
     assert (by.epoch, by.node_id, by.state) == (9, b.context.node_id, ended)
     await start("b", seeds=(a,), epoch=by.epoch + 1)
     await a.until(lambda view: view["b"].epoch == 10 and view["b"].state is MemberState.ALIVE)
+
+
+@pytest.mark.parametrize(("first", "second"), [(2, 9), (9, 2)])
+async def test_of_two_that_live_with_one_key_the_earlier_is_told_of_the_later(start, first, second) -> None:
+    """A key that was copied to another machine: neither may be displaced in silence."""
+    a = await start("a")
+    told: dict[int, asyncio.Queue[Member]] = {first: asyncio.Queue(), second: asyncio.Queue()}
+    ports = {}
+    for epoch in (first, second):
+        one = await start("b", seeds=(a,), epoch=epoch, on_over=told[epoch].put_nowait)
+        ports[epoch] = one.membership.address[1]
+        await a.until(lambda view: "b" in view)
+    by = await asyncio.wait_for(told[2].get(), 15)
+    assert (by.epoch, by.state, by.gossip_port) == (9, MemberState.ALIVE, ports[9])
+    assert told[9].empty()
+    assert {m.name: (m.epoch, m.state) for m in a.membership.members()}["b"] == (9, MemberState.ALIVE)
 
 
 async def test_a_listener_that_fails_at_the_end_is_only_logged(start, caplog) -> None:

@@ -406,11 +406,24 @@ def test_questions_about_unknown_nodes_and_addresses_change_nothing(rig) -> None
     assert r.machine.step(SendFailed(("nowhere", 1)), r.now) == ()
 
 
-def test_a_twin_with_our_own_key_is_ignored(rig, record) -> None:
+def test_an_earlier_twin_with_our_own_key_is_told_of_us_once_a_round_and_not_heard(rig, record) -> None:
     r = rig("a")
-    twin = record("me", epoch=3)
+    twin = replace(record("me", epoch=0), gossip_host="10.9.9.9")
+    said = Packet(Gossip(), (Claim(replace(record("a"), state=DEAD)),))
+    ((address, packet),) = sent(r.packet(said, sender=twin), Gossip)
+    assert (address, packet.claims[0].member) == (("10.9.9.9", twin.gossip_port), record("me"))
+    assert r.packet(said, sender=twin) == []
+    assert r.machine.counters["own key"] == 2
+    assert r.of("a").state is ALIVE
+
+
+def test_a_later_twin_with_our_own_key_ends_this_life_loudly_with_its_own_record(rig, record) -> None:
+    r = rig("a")
+    twin = replace(record("me", epoch=3), gossip_host="10.9.9.9")
     assert r.packet(Packet(Gossip(), (Claim(replace(record("a"), state=DEAD)),)), sender=twin) == []
-    assert r.machine.counters["own key"] == 1
+    assert r.machine.step(Received(life_of(twin), b"\xff", ("10.9.9.9", 99)), r.now) == ()
+    assert r.packet(Packet(Sync(reply_wanted=True), (Claim(twin),)), sender=twin) == [Superseded(twin)]
+    assert r.of("a").state is ALIVE
 
 
 def test_a_member_that_was_renamed_dies_under_its_old_name(rig, record) -> None:
@@ -503,10 +516,39 @@ def test_an_outlived_life_whose_later_one_is_forgotten_hears_its_epoch(rig, reco
     assert [m.name for m in r.machine.members()] == ["a", "me"]
 
 
-def test_an_outlived_life_is_not_answered_while_the_later_one_lives(rig, record) -> None:
+def probed(r: Rig, member: Member) -> None:
+    """A later probe of that member, which answers it at once."""
+    r.now += r.settings.probe_interval
+    while True:
+        for _, packet in sent(r.until(max(r.now, r.machine.deadline)), Ping):
+            if packet.body.target == life_of(member):
+                r.packet(Packet(Ack(packet.body.sequence, life_of(member))), sender=member)
+                return
+
+
+def test_an_outlived_life_is_not_answered_while_the_later_one_may_have_died(rig, record) -> None:
+    """Killed, and started again with its clock set back: until it is missed nothing is known."""
+    r = rig("a", "b")
+    probed(r, record("b"))
+    former = replace(record("b"), epoch=record("b").epoch - 1)
+    for _ in range(3):
+        assert outlived(r, former, former, epoch=record("b").epoch) == []
+        r.until(r.now + 2 * r.settings.probe_interval)
+
+
+def test_of_two_that_live_with_one_key_the_earlier_hears_of_the_later(rig, record) -> None:
     r = rig("a", "b")
     former = replace(record("b"), epoch=record("b").epoch - 1)
     assert outlived(r, former, former, epoch=record("b").epoch) == []
+    probed(r, record("b"))
+    r.now += r.settings.probe_interval
+    ((address, packet),) = sent(outlived(r, former, former, epoch=record("b").epoch), Gossip)
+    assert address == ("10.9.9.9", 99)
+    assert packet.claims[0].member == record("b")
+    assert outlived(r, former, former, epoch=record("b").epoch) == []  # once a round
+    r.hear(record("b", epoch=7), sender="a")  # one more life: nothing is known of it yet
+    r.until(r.now + 2 * r.settings.probe_interval)
+    assert outlived(r, former, former, epoch=7) == []
 
 
 def test_a_recording_of_an_outlived_life_changes_nothing_and_noise_is_counted(rig, record) -> None:

@@ -140,7 +140,7 @@ class Behaviour:
     location: str | None = None
     hold: threading.Event | None = None  # waited for after half of the body
     held: threading.Event = field(default_factory=threading.Event)
-    before: Callable[[BaseHTTPRequestHandler], None] | None = None
+    before: Callable[[BaseHTTPRequestHandler], object] | None = None  # may return what to do instead
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -155,7 +155,8 @@ class Handler(BaseHTTPRequestHandler):
         now = server.behaviour
         server.requests.append((self.path, dict(self.headers)))
         if now.before is not None:
-            now.before(self)
+            instead = now.before(self)
+            now = instead if isinstance(instead, Behaviour) else now
         if now.answers:
             status = now.answers.pop(0)
             if status != 200:

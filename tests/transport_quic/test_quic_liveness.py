@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from swactor_transport_quic.liveness import Liveness, Verdict
+from swactor_transport_quic.liveness import Delivery, Liveness, Verdict
 from swactor_transport_quic.settings import QuicSettings
 
 DEFAULTS = QuicSettings()
@@ -87,3 +87,25 @@ def test_a_peer_that_answers_after_our_pause_is_kept():
 
 def test_a_process_that_is_always_late_still_notices():
     assert run_until_lost(lambda sent: None, until=60, looks_late=0.5) is not None
+
+
+def test_what_is_never_acknowledged_is_stuck_in_bounded_time():
+    delivery, now = Delivery(0.0, stuck_after=10.0), 0.0
+    while not delivery.stuck(now, {4: 100, 8: int(now * 1000)}):  # stream 8 goes on all the time
+        now = delivery.next_look
+        assert now < 14
+    assert now >= 10
+
+
+def test_what_is_acknowledged_bit_by_bit_is_not_stuck():
+    delivery, now = Delivery(0.0, stuck_after=10.0), 0.0
+    while now < 1000:
+        now = delivery.next_look
+        assert not delivery.stuck(now, {4: int(now) // 8, 8: 7} if int(now) % 3 else {4: int(now) // 8})
+
+
+def test_an_own_pause_is_no_stuck_path():
+    delivery = Delivery(0.0, stuck_after=10.0)
+    assert not delivery.stuck(2.0, {4: 0})
+    assert not delivery.stuck(500.0, {4: 0})
+    assert not delivery.stuck(502.0, {4: 0})

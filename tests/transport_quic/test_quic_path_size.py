@@ -6,10 +6,12 @@ import asyncio
 
 import pytest
 from aioquic.quic import events
+from swactor_core.errors import EdgeBroken
 from swactor_transport_quic.admission import Admitted
 from swactor_transport_quic.compat.connection import PacedBursts
 from swactor_transport_quic.connections import ConnectionMaker
 from swactor_transport_quic.link import Alpn
+from swactor_transport_quic.liveness import Delivery
 from swactor_transport_quic.path_size import LADDER, PathSize
 from swactor_transport_quic.settings import LARGEST_DATAGRAM, SMALLEST_DATAGRAM, QuicSettings
 
@@ -87,10 +89,15 @@ def test_a_fast_path_gets_as_much_as_a_timer_can_release():
 
 
 class NarrowWire:
-    """Two connections in virtual time, over a path that drops what exceeds `carries`."""
+    """Two connections in virtual time, over a path that drops what exceeds `carries` and takes `delay`
+    seconds. With `pings` each side asks so often whether the other is there."""
 
-    def __init__(self, carries: int, *, local: bool) -> None:
+    def __init__(self, carries: int, *, local: bool, delay: float = 0.0, pings: float = 0.0) -> None:
         self.carries = carries
+        self.delay = delay
+        self.pings = pings
+        self.pinged_at = 0.0
+        self.under_way = []
         self.now = 1.0
         self.largest = 0
         left = ConnectionMaker(seed=b"d" * 32, epoch=3, settings=QuicSettings())
@@ -106,6 +113,10 @@ class NarrowWire:
         end = self.now + seconds
         while self.now < end and not until():
             self.now += 0.001
+            if self.pings and self.now >= self.pinged_at + self.pings:
+                self.pinged_at = self.now
+                for side in (self.left, self.right):
+                    side.send_ping(int(self.now * 1000))
             for source, target, address in (
                 (self.left, self.right, DIALLER),
                 (self.right, self.left, ACCEPTOR),
@@ -119,8 +130,12 @@ class NarrowWire:
                 for data, _ in source.datagrams_to_send(self.now):
                     if len(data) <= self.carries:
                         self.largest = max(self.largest, len(data))
-                        self.known.add(target)
-                        target.receive_datagram(data, address, self.now)
+                        self.under_way.append((self.now + self.delay, target, data, address))
+                while self.under_way and self.under_way[0][0] <= self.now:
+                    _, to, data, origin = self.under_way.pop(0)
+                    self.known.add(to)
+                    to.receive_datagram(data, origin, self.now)
+                    to.settle()
                 target.settle()
                 while (event := target.next_event()) is not None:
                     if isinstance(event, events.StreamDataReceived):
@@ -169,6 +184,40 @@ def test_a_black_hole_is_left_within_seconds_and_the_path_is_found_anew():
     assert wire.left._max_datagram_size == 1_452
 
 
+@pytest.mark.parametrize("before", [16_200, 1_500])
+@pytest.mark.parametrize("delay", [0.01, 0.05, 0.1])
+@pytest.mark.parametrize("pings", [0.1, 0.4])
+def test_a_black_hole_is_left_though_pings_are_answered(before, delay, pings):
+    """Answers to what is small come sooner than three timeouts of what is large, and end their row."""
+    wire = NarrowWire(before, local=False, delay=delay, pings=pings)
+    wire.run(60, until=lambda: wire.left._max_datagram_size > SMALLEST_DATAGRAM)
+    half = wire.left.open_stream(b"preamble", is_unidirectional=True)
+    wire.run(2)
+    data = bytes(range(256)) * 40
+    wire.right.receive_half(half.stream_id).advertise(len(data) + 8)
+    wire.run(2)
+    wire.carries = 1_300
+    began = wire.now
+    wire.left.send_stream_data(half.stream_id, data)
+    wire.run(60, until=lambda: half.unacknowledged == 0)
+    assert wire.got[8:] == data
+    assert wire.now - began < 5
+    wire.run(20)
+    assert wire.left._max_datagram_size == SMALLEST_DATAGRAM
+
+
+def test_losses_of_congestion_are_no_black_hole():
+    sizer = PathSize(SMALLEST_DATAGRAM, LARGEST_DATAGRAM)
+    search(sizer, 16_200)
+    for number in range(20):
+        assert not sizer.missed(16_200, sent_at=number, now=number + 0.5)
+    assert sizer.size == 16_200
+    for _ in range(20):  # all of one flight
+        assert not sizer.missed(300, sent_at=30.0, now=30.5)
+    assert sizer.missed(300, sent_at=32.0, now=32.5)
+    assert sizer.size == SMALLEST_DATAGRAM
+
+
 async def test_bulk_passes_a_relay_that_drops_what_is_large(make_node, make_relay, flow, pattern):
     left, right = await make_node("left"), await make_node("right")
     relay = make_relay(right)
@@ -183,6 +232,57 @@ async def test_bulk_passes_a_relay_that_drops_what_is_large(make_node, make_rela
     assert received == data
     (link,) = left.transport._endpoint.links
     assert link.quic._max_datagram_size <= 1_452
+
+
+async def test_a_path_that_carries_pings_only_is_lost_in_bounded_time(make_node, make_relay, flow):
+    """Below what QUIC may assume: no size is left to fall back to, and the peer answers all the same."""
+    left, right = [await make_node(name, stuck_after=1.0, datagram_size=1200) for name in ("left", "right")]
+    relay = make_relay(right)
+    inner = relay._pass
+    left.transport.set_peer(right.peer(port=relay.port))
+    sender, reader = await left.edge_to(right)
+    reader.grant(100_000)
+    await flow.send_all(sender, b"x")
+    assert await flow.read_exactly(reader, 1) == b"x"
+    relay._pass = lambda via, data, to: inner(via, data, to) if len(data) <= 1100 else None
+    began = asyncio.get_running_loop().time()
+    await flow.send_all(sender, bytes(50_000))
+    with pytest.raises(EdgeBroken, match="what was sent has not arrived for 1 s, though pings are answered"):
+        await flow.send_all(sender, bytes(100_000))
+    assert asyncio.get_running_loop().time() - began < 10
+    with pytest.raises(EdgeBroken, match="what was sent has not arrived"):
+        await flow.read_exactly(reader, 50_000)
+    for node, other in ((left, right), (right, left)):
+        peer, why = await asyncio.wait_for(node.lost.get(), 10)
+        assert peer == other.node_id
+        assert "has not arrived" in why
+
+
+async def test_a_reader_that_takes_its_time_is_not_stuck(make_node, flow, monkeypatch):
+    """What nobody has granted waits unsent, and what was granted is acknowledged though nobody reads it."""
+    left, right = [await make_node(name, stuck_after=0.2) for name in ("left", "right")]
+    left.transport.set_peer(right.peer())
+    sender, reader = await left.edge_to(right)
+    mine, theirs = await left.control_to(right)
+    reader.grant(1000)
+    writing = asyncio.ensure_future(flow.send_all(sender, bytes(5000)))
+    sending = asyncio.ensure_future(mine.send(bytes(1 << 20)))
+    looks, inner, enough = 0, Delivery.stuck, asyncio.Event()
+
+    def counted(self, now, waiting):
+        nonlocal looks
+        looks += 1
+        if looks == 30:
+            enough.set()
+        return inner(self, now, waiting)
+
+    monkeypatch.setattr(Delivery, "stuck", counted)
+    await asyncio.wait_for(enough.wait(), 20)
+    assert left.lost.empty()
+    received = await flow.read_exactly(reader, 5000, granted=5000)
+    assert len(await theirs.receive()) == 1 << 20
+    await asyncio.gather(writing, sending)
+    assert received == bytes(5000)
 
 
 async def test_large_datagrams_are_in_use_on_this_machine_right_away(pair, flow):

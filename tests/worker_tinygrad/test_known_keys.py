@@ -104,3 +104,16 @@ NOTHING: dict[str, Scalar] = {
 def test_a_key_that_asks_for_nothing_changes_nothing(key: str) -> None:
     base = whole("llama")
     assert read(base, key, NOTHING[key]) == read_parameters(base, 32)
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("llama", "attention.causal", 1),
+        ("llama", "expert_count", False),
+        ("qwen3moe", "expert_feed_forward_length", ""),
+    ],
+)
+def test_a_value_of_another_kind_does_not_ask_for_nothing(family: str, key: str, value: Scalar) -> None:
+    with pytest.raises(RoleError, match=f"metadata key {family}.{key} = "):
+        read(whole(family), key, value)

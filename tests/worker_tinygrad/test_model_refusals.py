@@ -94,6 +94,7 @@ def test_features_that_are_not_implemented(backend: Any, keys: dict[str, Any], w
         ({"rope__freq_base": float("nan")}, "freq_base"),
         ({"rope__freq_base": -1.0}, "freq_base"),
         ({"rope__scaling__type": 3}, "is not a string"),
+        ({"rope__scaling__type": (3, 3, 3, 3)}, "is not a string"),
         ({"rope__scaling__factor": -2.0}, "factor = -2.0"),
         ({"attention__layer_norm_rms_epsilon": None}, "layer_norm_rms_epsilon"),
         ({"block_count": 5}, "block_count = 5"),
@@ -145,6 +146,22 @@ def test_tensors_without_a_place(backend: Any) -> None:
         )
     twice = replace(base, tensors=(*base.tensors, base.tensors[0]))
     refuse(backend, config_of(twice), RoleFailure.CONFIG_INVALID, "twice")
+
+
+def test_biases_of_some_parts_of_a_fused_matrix(backend: Any) -> None:
+    """llama.cpp adds those of all three, and reads fewer without adding them."""
+    from swactor_worker_tinygrad.stage_tensors import check_model
+
+    base = manifest_of(DATA / "phi3.gguf")
+    model, _ = check_model(base, 16)
+    widths = {"q": model.query_width, "k": model.key_width, "v": model.value_width}
+    biases = [
+        replace(base.tensors[0], name=f"blk.0.attn_{name}.bias", ggml_type=0, dims=(width,), nbytes=4 * width)
+        for name, width in widths.items()
+    ]
+    check_model(replace(base, tensors=(*base.tensors, *biases)), 16)
+    fewer = replace(base, tensors=(*base.tensors, *biases[:2]))
+    refuse(backend, config_of(fewer), RoleFailure.UNSUPPORTED_ARCHITECTURE, "'blk.0.attn_q.bias' beside a")
 
 
 def test_tensors_that_are_missing_or_misshapen(backend: Any) -> None:

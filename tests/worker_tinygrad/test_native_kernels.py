@@ -164,6 +164,17 @@ def test_cap(kernels: Any, team: Any, count: int) -> None:
     np.testing.assert_allclose(x, expected, rtol=1e-6, atol=5e-6)
 
 
+def test_small_values_keep_their_bits_under_a_cap(kernels: Any, team: Any) -> None:
+    """Logits of a model whose weights are small are all of them small beside the cap."""
+    from swactor_worker_tinygrad.native import float_bits
+
+    x = np.geomspace(1e-7, 25, 1000).astype(np.float32)
+    x[::2] *= -1
+    expected = 30 * np.tanh(x.astype(np.float64) / 30)
+    run(team, [kernels.address("cap"), 3, address(x), len(x), float_bits(30.0)])
+    np.testing.assert_allclose(x, expected, rtol=1e-6, atol=0)
+
+
 def test_embedding_rows_are_scaled(kernels: Any, team: Any) -> None:
     from swactor_worker_tinygrad.native import float_bits
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -151,6 +152,34 @@ def test_without_a_writable_home_the_cache_is_temporary(
     folder = environment.cache_folder("clang")
     assert folder.parent == tmp_path
     assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_a_full_disk_keeps_no_kernels_and_the_log_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A data base on a full disk fails in the middle of a run; what is kept already is used all the same."""
+    home, temporary = tmp_path / "home", tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    free = {home: 8 << 20, temporary: 64 << 20}
+
+    def statvfs(path: Path) -> Any:
+        disk = next(disk for disk in free if Path(path).is_relative_to(disk))
+        return SimpleNamespace(f_bavail=free[disk], f_frsize=1)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    assert environment.cache_folder("clang").parent == temporary
+    assert f"make {home}/swactor writable, with 32 MiB free, or set XDG_CACHE_HOME" in caplog.text
+    kept = home / "swactor" / f"tinygrad-{environment.TINYGRAD_VERSION}" / environment.cpu_key("clang")
+    (kept / environment.DATA_BASE).touch()
+    assert environment.cache_folder("clang") == kept
+    free[home] = 1 << 20
+    assert environment.cache_folder("clang").parent == temporary
+    free[temporary] = 1 << 20
+    with pytest.raises(ResourceError, match="no folder for compiled kernels has 32 MiB free") as caught:
+        environment.cache_folder("clang")
+    assert "TMPDIR" in caught.value.hint
 
 
 def test_the_cache_key_is_of_processor_and_compiler(bare_path: Path) -> None:

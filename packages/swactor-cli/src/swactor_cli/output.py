@@ -126,8 +126,8 @@ class Output:
 
     @property
     def interactive(self) -> bool:
-        """Whether bars and live lines make sense."""
-        return self._terminal and not self.quiet
+        """Whether bars and live lines make sense: not where the cursor cannot be moved."""
+        return self._terminal and not self.quiet and os.environ.get("TERM", "") not in ("dumb", "unknown")
 
     def text(self, text: str) -> None:
         """Streams text to stdout at once: as it is, and on a terminal harmless to it. Raises OutputLost."""
@@ -144,19 +144,18 @@ class Output:
         self._write((harmless_json(line) if self._shown else line) + "\n")
 
     def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
+        """On stdout, in the terminal's width. In a pipe a row stays a line for grep and cut."""
         from rich.console import Console
-        from rich.table import Table
+
+        from swactor_cli.tables import readable
 
         plain = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
-        if not plain.is_terminal:
-            plain.width = UNWRAPPED  # a row stays a line for grep and cut
-        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-        for column in columns:
-            table.add_column(column, overflow="fold")
-        for row in rows:
-            table.add_row(*map(harmless_line, row))
+        width = plain.width if plain.is_terminal else UNWRAPPED
+        harmless_rows = [[*map(harmless_line, row)] for row in rows]
         with plain.capture() as captured:
-            plain.print(table)
+            for index, table in enumerate(readable(title, columns, harmless_rows, width=width)):
+                plain.width = width if table.show_header else UNWRAPPED
+                plain.print(*[""][:index], table, sep="\n")
         self._write(captured.get())
 
     def note(self, text: str) -> None:

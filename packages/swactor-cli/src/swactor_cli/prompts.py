@@ -5,12 +5,35 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 
 from swactor_core.errors import UsageError
 from swactor_core.spi.loader import ModelFacts, Tokenizer
+from swactor_core.stop_text import StopText
 
 MAX_PROMPT_BYTES = 64 << 20  # more than the context of any model
 MAX_ID_DIGITS = 18  # more than any vocabulary needs, and what fits where ids travel
+
+
+def check_prompt(
+    text: str | None, ids: str | None, *, raw: bool, system: str | None, stops: Sequence[str]
+) -> None:
+    """Refuses what no model could make right, before one is opened or fetched. Raises UsageError."""
+    if (text is None) == (ids is None):
+        raise UsageError(
+            "give exactly one of --prompt, --prompt-file and --prompt-ids",
+            hint='such as --prompt "hello world"; --prompt-file - reads standard input',
+        )
+    if system is not None and (ids is not None or raw):
+        other = "--raw" if raw else "--prompt-ids"
+        raise UsageError(
+            f"--system and {other} exclude each other", hint="a system text needs a chat template"
+        )
+    if ids is not None:
+        _parse_ids(ids)
+    for option, given in (("--prompt", text), ("--system", system), *(("--stop", stop) for stop in stops)):
+        check_text(option, given or "")
+    StopText(stops)  # which refuses an empty one
 
 
 def prompt_ids_of(
@@ -22,20 +45,10 @@ def prompt_ids_of(
     tokenizer: Tokenizer | None,
     system: str | None = None,
 ) -> tuple[int, ...]:
-    """Raises UsageError naming the option and the remedy."""
-    if (text is None) == (ids is None):
-        raise UsageError("give exactly one of --prompt, --prompt-file and --prompt-ids")
-    if system is not None and (ids is not None or raw):
-        other = "--raw" if raw else "--prompt-ids"
-        raise UsageError(
-            f"--system and {other} exclude each other", hint="a system text needs a chat template"
-        )
+    """What `check_prompt` has let pass, as token ids. Raises UsageError naming the option and the remedy."""
     if ids is not None:
-        return _parse_ids(ids, facts)
+        return _within(_parse_ids(ids), facts)
     assert text is not None
-    check_text("--prompt", text)
-    if system is not None:
-        check_text("--system", system)
     if tokenizer is None:
         raise UsageError("the model has no vocabulary", hint="give token ids with --prompt-ids 1,2,3")
     if system is not None and not tokenizer.has_chat_template:
@@ -92,7 +105,7 @@ def token_id(text: str) -> int | None:
     return int(text) if written else None
 
 
-def _parse_ids(ids: str, facts: ModelFacts) -> tuple[int, ...]:
+def _parse_ids(ids: str) -> tuple[int, ...]:
     if not ids.strip(" ,"):
         raise UsageError("--prompt-ids is empty", hint="write token ids like 1,2,3")
     prompt = list[int]()
@@ -102,7 +115,15 @@ def _parse_ids(ids: str, facts: ModelFacts) -> tuple[int, ...]:
             raise UsageError(
                 f"--prompt-ids: {part.strip()[:40]!r} is not a token id", hint="write them like 1,2,3"
             )
-        if number >= facts.vocab_size:
-            raise UsageError(f"--prompt-ids: {number} is outside the vocabulary of {facts.vocab_size}")
         prompt.append(number)
     return tuple(prompt)
+
+
+def _within(ids: tuple[int, ...], facts: ModelFacts) -> tuple[int, ...]:
+    for number in ids:
+        if number >= facts.vocab_size:
+            raise UsageError(
+                f"--prompt-ids: {number} is outside the vocabulary of {facts.vocab_size}",
+                hint=f"this model's token ids are 0 to {facts.vocab_size - 1}",
+            )
+    return ids

@@ -277,4 +277,6 @@ def run(
     output = Output(json_lines=json_lines, quiet=quiet)
     for warning in without_effect(given, RUN_NEEDS):
         output.warning(warning)
+    if prompt == "-":
+        output.warning("--prompt - is the text '-'; --prompt-file - reads standard input")
     raise typer.Exit(command(options, output))

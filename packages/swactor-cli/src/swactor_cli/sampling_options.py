@@ -88,6 +88,9 @@ def fitted(policy: SamplingPolicy, vocab_size: int, suppressed: frozenset[int]) 
     Raises UsageError for a bias of a token that the model does not have."""
     outside = next((token for token, _ in policy.logit_bias if token >= vocab_size), None)
     if outside is not None:
-        raise UsageError(f"--logit-bias: {outside} is outside the vocabulary of {vocab_size}")
+        raise UsageError(
+            f"--logit-bias: {outside} is outside the vocabulary of {vocab_size}",
+            hint=f"this model's token ids are 0 to {vocab_size - 1}",
+        )
     banned = {token: BAN for token in suppressed if token < vocab_size}
     return replace(policy, logit_bias=tuple(sorted((banned | dict(policy.logit_bias)).items())))

@@ -7,6 +7,7 @@ advice, so the run goes on and the operator is told; logits were asked for, so t
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +15,23 @@ from pathlib import Path
 from swactor_core.errors import ResourceError, UsageError
 from swactor_core.observe.bus import JsonLinesSink, Sink
 from swactor_core.whole_files import WholeFile
+
+
+def check_place(option: str, path: str | None) -> None:
+    """Refuses a place that cannot be written, before a model is fetched; what can only be known by opening
+    the file is for `SideFiles`. Raises UsageError."""
+    if path is None:
+        return
+    folder = os.path.dirname(path) or "."
+    wrong = ""
+    if os.path.isdir(path):
+        wrong = os.strerror(errno.EISDIR)
+    elif not os.path.isdir(folder):
+        wrong = os.strerror(errno.ENOENT if not os.path.lexists(folder) else errno.ENOTDIR)
+    elif not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        wrong = os.strerror(errno.EACCES)
+    if wrong:
+        raise UsageError(f"{option} {path!r}: {wrong}", hint="name a file that can be written")
 
 
 class SideFiles:

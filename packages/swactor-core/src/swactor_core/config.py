@@ -10,7 +10,6 @@ import os
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar, get_args
 
@@ -24,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from swactor_core.errors import ConfigError
+from swactor_core.errors import ConfigError, did_you_mean
 
 Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 HostPort = Annotated[str, StringConstraints(pattern=r"^(\[[0-9a-fA-F:]+\]|[^:\s]+):[0-9]{1,5}$")]
@@ -182,8 +181,7 @@ def _known_fields(kind: type[Settings], location: tuple[int | str, ...]) -> str:
             if isinstance(candidate, type) and issubclass(candidate, Settings):
                 table = candidate
     known = list(table.model_fields)
-    near = get_close_matches(str(location[-1]), known, n=1, cutoff=0.75)
-    return f"did you mean {near[0]!r}? fields: {', '.join(known)}" if near else f"fields: {', '.join(known)}"
+    return f"{did_you_mean(str(location[-1]), known)}fields: {', '.join(known)}"
 
 
 def from_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -6,7 +6,39 @@ reason enum (`faults.py`).
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 from swactor_core.faults import ModelFailure, RingFaultReason
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """`did you mean 'x'? ` for the name of `known` that `given` is a slip of, empty where there is none."""
+    near = get_close_matches(given, list(known), n=1, cutoff=0.7)
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
+_REMEDIES = {
+    errno.EMFILE: "allow this user more open files: `ulimit -n 1024`",
+    errno.ENFILE: "this machine has too many files open: end some programs",
+    errno.ENOMEM: "free some memory, or raise this user's bounds on it: `ulimit -v`, a cgroup's limit",
+    errno.EAGAIN: "allow this user more processes and threads: `ulimit -u`, a cgroup's pids.max",
+    errno.ENOSPC: "free some space on that disk",
+    errno.EDQUOT: "free some space: this user's quota of that disk is used up",
+}
+
+
+def remedy_of_lack(error: BaseException) -> str:
+    """The remedy where `error` says that the machine or its bounds on this user have run out; else empty."""
+    if isinstance(error, OSError):
+        return _REMEDIES.get(error.errno or 0, "")
+    said = str(error)
+    if isinstance(error, ImportError) and ("failed to map segment" in said or "annot allocate" in said):
+        return _REMEDIES[errno.ENOMEM]  # of the dynamic linker, which gives no number
+    if isinstance(error, RuntimeError) and "can't start new thread" in said:
+        return _REMEDIES[errno.EAGAIN]
+    return _REMEDIES[errno.ENOMEM] if isinstance(error, MemoryError) else ""
 
 
 class SwactorError(Exception):

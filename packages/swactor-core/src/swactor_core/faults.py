@@ -269,7 +269,7 @@ REMEDIES: dict[FaultReason, str] = {
     FaultReason.NODE_UNAVAILABLE: "look at what that node said last, start it again, then run again",
     FaultReason.MEMBERSHIP_LOST: "check that node and the network to it, then run again",
     FaultReason.POOL_TIMEOUT: "start the nodes that are waited for, or run without them",
-    FaultReason.PROVISIONING_REJECTED: "wait for the end of the other run, or take other nodes",
+    FaultReason.PROVISIONING_REJECTED: "do what it says, wait for the other run to end, or take other nodes",
     FaultReason.PLAN_INVALID: "change the number of nodes, the model or the run's options, then run again",
     FaultReason.ARENA_BOOT_FAILED: "give the node's arena fewer bytes, or the machine more shared memory",
     FaultReason.RING_REQUEST_TOO_LARGE: "give the nodes larger arenas, or ask for smaller rings",
@@ -328,6 +328,7 @@ REMEDIES_OF_CAUSES: dict[tuple[FaultReason, str], str] = {
         "start that node again, or run without it"
     ),
     (FaultReason.EDGE_ESTABLISHMENT_FAILED, LeaseRejection.INVALID_SPEC): _DEFECT,
+    (FaultReason.WEIGHT_LOAD_FAILED, RoleFailure.BACKEND_ERROR): REMEDIES[FaultReason.WORKER_FATAL],
     (FaultReason.WORKER_CRASHED, ModelFailure.CONTENT_CHANGED): (
         "put the whole file there again, by a rename and never while a run uses it, then run again"
     ),

@@ -15,7 +15,7 @@ from typing import Any
 
 import pluggy
 
-from swactor_core.errors import PluginError
+from swactor_core.errors import PluginError, did_you_mean
 from swactor_core.hookspecs import ALL_SPECS, PROJECT
 from swactor_core.spi.provider import API_LEVEL, Kind, Provider
 
@@ -123,10 +123,12 @@ class Plugins:
         if not owners:
             broken = [r for r in self.records if r.state is not PluginState.LOADED]
             why = "; ".join(f"{r.distribution} {r.state}: {r.reason}" for r in broken)
-            have = sorted(n for k, n in self._owners if k is kind) or ["none"]
+            have = sorted(n for k, n in self._owners if k is kind)
+            install = "`pip install 'swactor[all]'` brings one of each kind"
             raise PluginError(
-                f"no {kind} plug-in named {name!r} (have: {', '.join(have)})" + (f"; {why}" if why else ""),
-                hint=f"`pip install swactor[all]` has them all; or set {kind} to one of the names above",
+                f"no {kind} plug-in named {name!r} (have: {', '.join(have) or 'none'})"
+                + (f"; {why}" if why else ""),
+                hint=f"{did_you_mean(name, have)}choose one of those; {install}" if have else install,
             )
         return next(p for p in owners[0].providers if p.kind is kind and p.name == name)
 

@@ -1,18 +1,26 @@
 """Files that are written whole: a reader, a crash or a full disk finds the old file or the new one, no half.
 
 What is written has no name until `commit` gives it that of the file, so nothing is left of a process that is
-killed. Devices, pipes and descriptors under /dev and /proc are written to as they are. Knows no content.
+killed. Where the file system has no files without names, what is left is removed when a later file is written
+beside it, a day after its writer's last word. Devices, pipes and descriptors under /dev and /proc are written
+to as they are. Knows no content.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
+import time
 from typing import BinaryIO
 
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)  # file system or kernel cannot
+_PREFIX, _SUFFIX = ".swactor-", ".part"
+_LEFT_AFTER = 24 * 3600.0
+"""Seconds without a write after which a part whose lock is free is nobody's any more; the lock alone is no
+proof where another machine writes into the folder."""
 
 
 class WholeFile:
@@ -51,11 +59,15 @@ class WholeFile:
         except OSError as error:
             if error.errno not in _NO_UNNAMED:
                 raise
+        _remove_left(os.path.dirname(self._target))
         self._named = self._beside()
-        return os.open(self._named, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)
+        descriptor = os.open(self._named, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return descriptor
 
     def _beside(self) -> str:
-        return os.path.join(os.path.dirname(self._target), f".swactor-{os.urandom(8).hex()}.part")
+        return os.path.join(os.path.dirname(self._target), f"{_PREFIX}{os.urandom(8).hex()}{_SUFFIX}")
 
     def write(self, data: bytes) -> None:
         self._file.write(data)
@@ -102,6 +114,26 @@ def write_whole(path: str | os.PathLike[str], data: bytes, *, private: bool = Fa
     with contextlib.closing(WholeFile(os.fspath(path), private=private)) as file:
         file.write(data)
         file.commit()
+
+
+def _remove_left(folder: str) -> None:
+    """What writers of this folder left that were killed."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(_PREFIX) and entry.name.endswith(_SUFFIX):
+                with contextlib.suppress(OSError):
+                    _remove_if_left(entry.path)
+
+
+def _remove_if_left(path: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        state = os.fstat(descriptor)
+        if stat.S_ISREG(state.st_mode) and time.time() - state.st_mtime > _LEFT_AFTER:
+            os.unlink(path)
+    finally:
+        os.close(descriptor)
 
 
 def _sync_folder(path: str) -> None:

@@ -2,8 +2,8 @@
 
 Knows numbers and nothing of files. The table is written down, and a test holds it to the `gguf` package's:
 orchestrator and nodes would each pay a tenth of a second and more to import that package and numpy with it.
-A type number that the table lacks is not an error here: it has a name (`type-42`) and no size, and only who
-needs its bytes refuses it.
+A type number that the table lacks is not an error here: it has a name (`type-99` at worst) and no size, and
+only who needs its bytes refuses it.
 """
 
 from __future__ import annotations
@@ -61,6 +61,20 @@ TYPES = {
     )
 }
 
+# Types that files have or had, and whose layout is not known here: repacked ones, which llama.cpp reads no
+# more, and those that are newer than the `gguf` package.
+_NAMES = {
+    4: "Q4_2",
+    5: "Q4_3",
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+    42: "Q2_0",
+}
+
 
 def ggml_type(number: int) -> GgmlType | None:
     """The type of that number, or None when its block layout is not known."""
@@ -68,6 +82,6 @@ def ggml_type(number: int) -> GgmlType | None:
 
 
 def type_name(number: int) -> str:
-    """`Q4_K`, or `type-42` for a number without a known layout."""
+    """`Q4_K`, or `type-99` for a number that nobody has named."""
     known = ggml_type(number)
-    return known.name if known else f"type-{number}"
+    return known.name if known else _NAMES.get(number, f"type-{number}")

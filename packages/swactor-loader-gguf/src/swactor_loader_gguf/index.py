@@ -11,6 +11,7 @@ Format: the GGUF specification in ggml's `docs/gguf.md`.
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -48,6 +49,10 @@ _OTHER_FILES = {
     (b"tjgg", b"fmgg", b"lmgg", b"algg"),
     "it is a GGML file from before GGUF: convert the model again with current tools",
 )
+
+# Names of files that were cut anywhere, unlike those that llama.cpp's gguf-split makes.
+_PIECE = re.compile(r"[.-](?:part-?[0-9]+of[0-9]+|split-?[a-z]|part-?[a-z0-9]{1,3})$", re.IGNORECASE)
+_JOIN = "it is a piece of a file: join all pieces, in order, with cat, and give the whole file"
 
 _MIN_KEY_RECORD = 8 + 1 + 4 + 1  # key length, one byte of key, type, one byte of value
 _MIN_TENSOR_RECORD = 8 + 1 + 4 + 8 + 4 + 8  # name length, name, n_dims, one dimension, type, offset
@@ -171,6 +176,8 @@ class GgufIndex(HeaderReader):
             hint = next((hint for start, hint in _OTHER_FILES.items() if magic.startswith(start)), "")
             if self._data[8:9] == b"{":
                 hint = "it is a safetensors file: give a GGUF file, or convert it with llama.cpp's tools"
+            if _PIECE.search(self.name):
+                hint = _JOIN
             self.fail(f"magic is {magic!r}, not {MAGIC!r}", at, hint=hint or "give a GGUF file")
         at = self._position
         self.version = self._u32("version")
@@ -296,7 +303,7 @@ class GgufIndex(HeaderReader):
                     f"{name!r} ({type_name(number)}, {dims}) ends at byte {start + (nbytes or 1)} of a file "
                     f"of {self.file_bytes}",
                     at,
-                    hint="the file is cut short; fetch it again",
+                    hint=_JOIN if _PIECE.search(self.name) else "the file is cut short; fetch it again",
                 )
             placed.append((start, nbytes, at, name))
         placed.sort(key=itemgetter(0))

@@ -122,14 +122,22 @@ class GgufModel:
 
     @cached_property
     def _metadata(self) -> dict[str, Scalar | tuple[Scalar, ...]]:
+        """What is too large, or an array of texts, is left out; but the model's own keys stand there with
+        what they hold in its place, so that a worker can refuse them rather than take their defaults."""
         index, result = self.index, dict[str, Scalar | tuple[Scalar, ...]]()
+        own = self._architecture + "."
         for key, entry in index.entries.items():
             if entry.is_array:
-                small = entry.count <= MAX_METADATA_ARRAY and entry.kind is not ValueType.STRING
-                if small and not key.startswith("tokenizer."):
+                if key.startswith("tokenizer."):
+                    continue
+                if entry.count <= MAX_METADATA_ARRAY and entry.kind is not ValueType.STRING:
                     result[key] = index.numbers(entry)
+                elif key.startswith(own):
+                    result[key] = f"an array of {entry.count} {entry.kind.name}"
             elif entry.kind is not ValueType.STRING or entry.nbytes <= MAX_METADATA_TEXT:
                 result[key] = index.scalar(entry)
+            elif key.startswith(own):
+                result[key] = f"a text of {entry.nbytes} bytes"
         return result
 
     def _required(self, name: str) -> TensorEntry:

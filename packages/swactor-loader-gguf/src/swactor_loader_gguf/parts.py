@@ -12,7 +12,8 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, NoReturn
 
 from swactor_core.errors import ModelError
@@ -25,6 +26,7 @@ from swactor_loader_gguf.known import shown
 from swactor_loader_gguf.outline import MAX_PARTS, Outline, PartOutline
 from swactor_loader_gguf.ranges import Range
 from swactor_loader_gguf.reach import Unreachable
+from swactor_loader_gguf.side_by_side import side_by_side
 
 if TYPE_CHECKING:  # the HTTP client takes time to import, and most files are here
     from swactor_loader_gguf.remote import RemoteFile
@@ -32,6 +34,7 @@ if TYPE_CHECKING:  # the HTTP client takes time to import, and most files are he
 _NUMBERS = r"-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf"
 _PATH = re.compile(rf"(?P<prefix>.*){_NUMBERS}(?P<rest>)", re.DOTALL)
 _ADDRESS = re.compile(rf"(?P<prefix>[^?#]*){_NUMBERS}(?P<rest>(?:@[^?#]*)?(?:[?#].*)?)", re.DOTALL)
+_AT_ONCE = 8  # parts on the web: most of opening one is waiting for its server
 _FETCH_PARTS = "put all parts of one model beside each other, under the names that they were made with"
 
 Opener = Callable[[str, str], "RemoteFile"]
@@ -45,6 +48,17 @@ def part_name(name: str, number: int, *, address: bool = False) -> str | None:
     if match is None:
         return None
     return f"{match['prefix']}-{number + 1:05}-of-{match['count']}.gguf{match['rest']}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    index: GgufIndex
+    remote: RemoteFile | None = None
+
+    def close(self) -> None:
+        self.index.close()
+        if self.remote is not None:
+            self.remote.close()
 
 
 class ModelFiles:
@@ -87,19 +101,24 @@ class ModelFiles:
         part = self._parts.get(number) or self._open_told(number)
         return part.tensors[tensor.name]
 
-    def _open(self, name: str, wanted: str = "") -> GgufIndex:
+    def _open(self, name: str, wanted: str = "") -> _Opened:
         if self._opener is None:
-            index = GgufIndex(name)
-        else:
-            remote = self._opener(name, wanted)
-            self._closing.callback(remote.close)
-            index = GgufIndex(remote.path, remote)
-            self._remotes[index.path] = remote
-        self._closing.callback(index.close)
-        return index
+            return _Opened(GgufIndex(name))
+        remote = self._opener(name, wanted)
+        try:
+            return _Opened(GgufIndex(remote.path, remote), remote)
+        except BaseException:
+            remote.close()
+            raise
+
+    def _held(self, opened: _Opened) -> GgufIndex:
+        self._closing.callback(opened.close)
+        if opened.remote is not None:
+            self._remotes[opened.index.path] = opened.remote
+        return opened.index
 
     def _open_all(self) -> None:
-        given = self._open(self._name)
+        given = self._held(self._open(self._name))
         count = given.integer("split.count", 0, MAX_PARTS, default=1)
         if count <= 1:
             self._parts[0] = given
@@ -112,15 +131,22 @@ class ModelFiles:
             )
         if (int(match["number"]), int(match["count"])) != (number + 1, count):
             self._refuse(given, f"is part {number + 1} of {count} by its keys, and another by its name")
-        for other in range(count):
-            self._parts[other] = given if other == number else self._open_part(other)
+        others = [other for other in range(count) if other != number]
+        opened = side_by_side(
+            [partial(self._open_part, other) for other in others],
+            most=_AT_ONCE if self._opener is not None else 1,
+            give_back=_Opened.close,
+        )
+        self._parts = {number: given, **dict(zip(others, map(self._held, opened), strict=True))}
         self._check([self._parts[other] for other in range(count)])
 
     def _open_told(self, number: int) -> GgufIndex:
         """Raises ModelError, naming the part, for one that the outline was not made of."""
         assert self._told is not None
         count, told = len(self._told.parts), self._told.parts[number]
-        index = self._open_part(number, told.tag) if count > 1 else self._open(self._name, told.tag)
+        index = self._held(
+            self._open_part(number, told.tag) if count > 1 else self._open(self._name, told.tag)
+        )
         if (index.digest(), self._tag_of(index)) != (told.digest, told.tag):
             which = f"part {number + 1} of {count}, {index.name}," if count > 1 else index.name
             raise ModelError(
@@ -131,7 +157,7 @@ class ModelFiles:
         self._parts[number] = index
         return index
 
-    def _open_part(self, number: int, wanted: str = "") -> GgufIndex:
+    def _open_part(self, number: int, wanted: str = "") -> _Opened:
         remote = self._opener is not None
         name = part_name(self._name, number, address=remote)
         me = shown(self._name) if remote else self._name

@@ -57,9 +57,17 @@ def limit(memory_bytes: int, cpu_seconds: int) -> None:
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
     ):
-        resource.setrlimit(which, (bound, bound))
+        _lower(which, bound, bound)
     # The softer bound ends the process with a signal of its own, which says which bound it was.
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
+    _lower(resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 1)
+
+
+def _lower(which: int, soft: int, hard: int) -> None:
+    """This user may have less already, and no process may give itself more."""
+    _, had = resource.getrlimit(which)
+    if had != resource.RLIM_INFINITY:
+        soft, hard = min(soft, had), min(hard, had)
+    resource.setrlimit(which, (soft, hard))
 
 
 def render(request: dict[str, Any]) -> list[str]:

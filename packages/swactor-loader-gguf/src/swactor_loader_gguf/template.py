@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from swactor_core.errors import ModelError, UsageError
+from swactor_core.errors import ModelError, UsageError, remedy_of_lack
 
 MAX_TEMPLATE = 1 << 18
 MAX_CONTENTS = 1 << 22  # characters of all messages together
@@ -92,7 +92,8 @@ class ChatTemplate:
             raise ModelError("the chat template takes too long to render", hint=_HINT) from None
         except OSError as error:
             raise ModelError(
-                f"the chat template's process cannot start: {error}", hint="free some memory"
+                f"the chat template's process cannot start: {error}",
+                hint=remedy_of_lack(error) or "`swactor-cli doctor` checks this machine",
             ) from error
         if done.returncode:
             raise ModelError(f"the chat template exceeds its bounds: {_last_words(done)}", hint=_HINT)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from typing import NoReturn
 from urllib.parse import urljoin, urlsplit
 
@@ -387,6 +388,7 @@ def _client() -> httpx2.Client:
     """Raises ModelError for certificates and proxies of the environment that cannot be used."""
     try:
         return httpx2.Client(
+            verify=_trusted(os.environ.get("SSL_CERT_FILE", ""), os.environ.get("SSL_CERT_DIR", "")),
             follow_redirects=False,
             headers={"User-Agent": "swactor", "Accept-Encoding": "identity"},
         )
@@ -404,6 +406,13 @@ def _client() -> httpx2.Client:
             hint="set it like http://host:port, or name the model's host in NO_PROXY",
             cause=ModelFailure.SOURCE_UNREACHABLE,
         ) from error
+
+
+@lru_cache(maxsize=1)
+def _trusted(file: str, folder: str) -> ssl.SSLContext:
+    """The certificates that `file` and `folder` of the environment name, or the library's own. Kept: to read
+    them takes 50 ms, and a split model is many files."""
+    return httpx2.create_ssl_context()
 
 
 def _encoded(headers: httpx2.Headers) -> bool:

@@ -44,6 +44,9 @@ _LOG = logging.getLogger(__name__)
 _READS_AT_ONCE = 512
 _RECEIVE_BUFFER = 1 << 20
 _LEAVE_BOUND = 1.0
+_STRANGERS_KEPT = 16
+PATIENCE = 10.0
+"""Seconds of silence, or of datagrams that cannot be opened, before a person is told."""
 _NAME_LIFETIME = 30.0
 _WAITING_FOR_NAME = 8
 
@@ -106,6 +109,9 @@ class SwimMembership:
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._alone: asyncio.TimerHandle | None = None
+        self._strangers: dict[Address, float] = {}
+        self._patience = PATIENCE
         self._departed = asyncio.Event()
         self._closed = False
         self._names: dict[str, tuple[str, float]] = {}
@@ -137,6 +143,8 @@ class SwimMembership:
         )
         self._loop.add_reader(self._socket.fileno(), self._on_readable)
         self._arm()
+        if any(seed != self.address for seed in self._context.seeds):
+            self._alone = self._loop.call_later(self._patience, self._say_if_alone)
 
     async def _bind(self, loop: asyncio.AbstractEventLoop) -> socket.socket:
         host, port = self._context.bind_host, self._context.bind_port
@@ -184,8 +192,9 @@ class SwimMembership:
         if self._closed:
             return
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._alone):
+            if timer is not None:
+                timer.cancel()
         if self._socket is not None and self._loop is not None:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
@@ -230,7 +239,34 @@ class SwimMembership:
             elif opened is Refusal.OLD_EPOCH and (outlived := self._seal.outlived(datagram)) is not None:
                 sender, packet, epoch = outlived
                 self._take(Outlived(sender, packet, address, epoch))
+            elif opened is Refusal.UNAUTHENTIC:
+                self._hear_stranger(address)
         return False
+
+    # What an operator would look for in vain elsewhere: a wrong key is answered by silence, on both sides
+
+    def _hear_stranger(self, address: Address) -> None:
+        """Told once of each address that goes on for so long, of a bounded number: what comes now and then is
+        noise, or was meant for another process that had this port."""
+        assert self._loop is not None
+        if address not in self._strangers and len(self._strangers) == _STRANGERS_KEPT:
+            return
+        told_at = self._strangers.setdefault(address, self._loop.time() + self._patience)
+        if self._loop.time() >= told_at:
+            self._strangers[address] = math.inf
+            _LOG.warning(
+                "membership datagrams from %s:%d cannot be opened: another gossip_key or cluster id",
+                *address,
+            )
+
+    def _say_if_alone(self) -> None:
+        if len(self.members()) == 1:
+            _LOG.warning(
+                "nobody has answered at the seeds %s in %g s, they are asked on: look whether they run, "
+                "can be reached, and have the same gossip_key and cluster id",
+                ", ".join(f"{host}:{port}" for host, port in self._context.seeds),
+                self._patience,
+            )
 
     def _take(self, event: Event) -> None:
         """One step and all its actions, before the next step."""

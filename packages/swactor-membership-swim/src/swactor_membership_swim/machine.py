@@ -130,7 +130,7 @@ class SwimMachine:
 
     def _receive(self, event: Received, now: float) -> None:
         if event.sender.node_id == self._held.life.node_id:
-            self.counters["own key"] += 1  # a twin with our key, or a stale life of ourselves
+            self._meet_twin(event, now)
             return
         try:
             packet = wire.decode(event.data)
@@ -169,6 +169,24 @@ class SwimMachine:
         if self._may_answer(event.sender, now):
             self._send_table(event.source, reply_wanted=True)
 
+    def _meet_twin(self, event: Received, now: float) -> None:
+        """Another process with our key. The earlier start of the two gives up, as it would if others told it
+        of the later one: they may know one of us only."""
+        self.counters["own key"] += 1
+        if event.sender.epoch > self._held.life.epoch:
+            self._actions += [self._held.give_up(member) for member in self._own_records(event)]
+        elif self._may_answer(event.sender, now):
+            self._send(event.source, Gossip(), [Claim(self._held.me)])
+
+    def _own_records(self, event: Received | Outlived) -> list[Member]:
+        """What the sender of a packet says of itself in it, at most once."""
+        try:
+            packet = wire.decode(event.data)
+        except PacketError:
+            self.counters["undecodable"] += 1
+            return []
+        return [c.member for c in packet.claims if life_of(c.member) == event.sender][:1]
+
     def _may_answer(self, stranger: Life, now: float) -> bool:
         """Once a round each."""
         if now - self._strangers.get(stranger, -math.inf) < self._settings.probe_interval:
@@ -180,23 +198,17 @@ class SwimMachine:
         return True
 
     def _answer_outlived(self, event: Outlived, now: float) -> None:
-        """A start whose clock was set back is refused whatever it says: it is told whose place it would take,
-        once that life has ended."""
+        """A life whose datagrams are refused, for a later one has been heard, is told whose place it would
+        take: once that has ended, as when a clock was set back, or when both live, with one key."""
         if event.sender.node_id == self._held.life.node_id or not self._may_answer(event.sender, now):
             return
         entry = self._roster.of_node(event.sender.node_id)
         if entry is not None:
-            if entry.present or entry.member.epoch <= event.sender.epoch:
-                return
-            self._send(event.source, Gossip(), [Claim(entry.member)])
+            entry.outlived = min(entry.outlived, now)
+            if entry.member.epoch > event.sender.epoch and (entry.has_twin or not entry.present):
+                self._send(event.source, Gossip(), [Claim(entry.member)])
             return
-        try:
-            packet = wire.decode(event.data)
-        except PacketError:
-            self.counters["undecodable"] += 1
-            return
-        own = [claim.member for claim in packet.claims if life_of(claim.member) == event.sender]
-        for member in own[:1]:  # its former life is forgotten here, but for its epoch
+        for member in self._own_records(event):  # its former life is forgotten here, but for its epoch
             former = replace(member, epoch=event.epoch, state=MemberState.LEFT)
             self._send(event.source, Gossip(), [Claim(former)])
 

@@ -143,7 +143,15 @@ class Entry:
     """When this life last answered a probe of ours."""
     hearsay: bool = False
     """A death learnt from a merged table: kept, but not passed on by tables, so that it ends."""
+    outlived: float = math.inf
+    """When an earlier life of its key was first heard beside it."""
 
     @property
     def present(self) -> bool:
         return self.member.state in (MemberState.ALIVE, MemberState.SUSPECT)
+
+    @property
+    def has_twin(self) -> bool:
+        """Whether it answered a probe that was sent after an earlier life of its key had been heard: two
+        processes live with that key, and this is not one that was killed and has not been missed yet."""
+        return self.answered > self.outlived

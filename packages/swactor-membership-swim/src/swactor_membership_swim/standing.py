@@ -70,6 +70,12 @@ class Standing:
         """From here on this participant's record says Left."""
         self.me = replace(self.me, state=MemberState.LEFT)
 
+    def give_up(self, by: Member) -> Superseded:
+        """Another life has this participant's place: it is over here, and nothing else is taken."""
+        self.superseded = True
+        self.me = replace(self.me, state=MemberState.DEAD)
+        return Superseded(by)
+
     def members(self) -> tuple[Member, ...]:
         """This participant and all that it holds, the dead and departed for a while included, by name."""
         everybody = [self.me, *(entry.member for entry in self.roster)]
@@ -145,27 +151,22 @@ class Standing:
         if life_of(member) != self.life:
             if later_life(member, self.me):
                 if member.state is not MemberState.SUSPECT:  # else its end, or its word, decides
-                    yield self._give_up(member)
+                    yield self.give_up(member)
             else:
                 self._announce()  # somebody still holds a former life of this name
         elif self.me.state is MemberState.LEFT:
             self._announce()
         elif member.state is MemberState.LEFT:
-            yield self._give_up(member)
+            yield self.give_up(member)
         elif member.state is not MemberState.ALIVE or member.incarnation > self.me.incarnation:
             # Stale accusations are answered too: their sender has missed an earlier refutation.
             if member.incarnation >= MAX_INCARNATION:
-                yield self._give_up(member)
+                yield self.give_up(member)
                 return
             if member.incarnation >= self.me.incarnation:
                 self.me = replace(self.me, incarnation=member.incarnation + 1)
                 self.counters["refuted"] += 1
             self._announce()
-
-    def _give_up(self, by: Member) -> Superseded:
-        self.superseded = True
-        self.me = replace(self.me, state=MemberState.DEAD)
-        return Superseded(by)
 
     def _announce(self) -> None:
         self.rumours.put(self.me.name, encode_claim(Claim(self.me)))

@@ -21,7 +21,8 @@ _registered: set[str] = set()
 
 
 class BoundedReno(QuicCongestionControl):
-    """`first` and `ceiling` are windows in bytes; the window stays between two datagrams and the ceiling."""
+    """`first` and `ceiling` are windows in bytes; the window stays between two datagrams and the ceiling.
+    `largest_acknowledged` is the size of the largest packet since somebody set it back."""
 
     def __init__(self, *, max_datagram_size: int, first: int, ceiling: int) -> None:
         super().__init__(max_datagram_size=max_datagram_size)
@@ -32,6 +33,7 @@ class BoundedReno(QuicCongestionControl):
         self._recovery_start = 0.0
         self._acknowledged = 0
         self._peak = 0
+        self.largest_acknowledged = 0
 
     def resize(self, max_datagram_size: int) -> None:
         """The path carries datagrams of this size."""
@@ -42,6 +44,8 @@ class BoundedReno(QuicCongestionControl):
 
     def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:
         self.bytes_in_flight -= packet.sent_bytes
+        if packet.sent_bytes > self.largest_acknowledged:
+            self.largest_acknowledged = packet.sent_bytes
         used, self._peak = self._peak, self._peak if self.bytes_in_flight else 0
         if packet.sent_time is None or packet.sent_time <= self._recovery_start:
             return

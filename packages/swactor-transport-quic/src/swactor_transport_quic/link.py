@@ -16,7 +16,7 @@ from aioquic.quic import events
 from swactor_core.ids import NodeId
 
 from swactor_transport_quic.compat import Connection, Ending
-from swactor_transport_quic.liveness import Liveness, Verdict
+from swactor_transport_quic.liveness import Delivery, Liveness, Verdict
 from swactor_transport_quic.settings import QuicSettings
 from swactor_transport_quic.udp import Address
 from swactor_transport_quic.waiting import Signal
@@ -135,6 +135,7 @@ class Link:
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
         self._liveness = Liveness(now, loss_after=settings.loss_after, stall_grace=settings.stall_grace)
+        self._delivery = Delivery(now, stuck_after=settings.stuck_after)
         self._handshake_until = now + settings.handshake_timeout
         self._preambles: dict[int, float] = {}
         self._peer_opened = 0
@@ -356,6 +357,8 @@ class Link:
         if self.state is LinkState.HANDSHAKE:
             return self._handshake_until
         deadline = self._liveness.next_look(self._interval)
+        if self.handlers:
+            deadline = min(deadline, self._delivery.next_look)
         if self._retire_at is not None:
             deadline = min(deadline, self._retire_at)
         for until in self._preambles.values():
@@ -402,15 +405,23 @@ class Link:
             self.violation(stream_id, StreamCode.PREAMBLE_TIMEOUT, "no whole preamble in time")
         if self._retire_at is not None and now >= self._retire_at:
             self._retire(now)
+        if self.handlers and now >= self._delivery.next_look:
+            self.quic.settle()
+            if self._delivery.stuck(now, self.quic.undelivered()):
+                seconds = f"{self.settings.stuck_after:g} s"
+                self._give_up(f"what was sent has not arrived for {seconds}, though pings are answered")
+                return
         match self._liveness.look(now, self._interval):
             case Verdict.PING:
                 self._pings += 1
                 self.quic.send_ping(self._pings)
             case Verdict.LOST:
-                why = f"no answer to a ping for {self.settings.loss_after:g} s"
-                self.quic.close(error_code=CloseCode.UNRESPONSIVE, reason_phrase=why)
+                self._give_up(f"no answer to a ping for {self.settings.loss_after:g} s")
             case Verdict.WAIT:
                 pass
+
+    def _give_up(self, why: str) -> None:
+        self.quic.close(error_code=CloseCode.UNRESPONSIVE, reason_phrase=why)
 
     # The end
 

@@ -1,4 +1,5 @@
-"""When to ping a silent peer and when to give it up. Pure: time comes in, a verdict goes out.
+"""When to ping a silent peer, when to give it up, and when a path that answers carries nothing. Pure: time
+comes in, a verdict goes out.
 
 A peer is lost only when a ping went unanswered for `loss_after`; anything heard after that ping is an answer.
 When this process itself was paused, the wait starts anew once, because the pause was not the peer's.
@@ -6,6 +7,7 @@ When this process itself was paused, the wait starts anew once, because the paus
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum, auto
 
 
@@ -64,3 +66,25 @@ class Liveness:
             self._pinged_at = now
             return Verdict.PING
         return Verdict.LOST
+
+
+class Delivery:
+    """Whether what was sent arrives. A peer may answer pings while the path loses all that is larger: what is
+    sent anew and never acknowledged for `stuck_after` seconds is stuck. `next_look`: when to ask next."""
+
+    __slots__ = ("_interval", "_since", "_stuck_after", "next_look")
+
+    def __init__(self, now: float, *, stuck_after: float) -> None:
+        self._stuck_after = stuck_after
+        self._interval = stuck_after / 5
+        self._since: dict[tuple[int, int], float] = {}
+        self.next_look = now + self._interval
+
+    def stuck(self, now: float, waiting: Mapping[int, int]) -> bool:
+        """`waiting`: by stream, where its oldest byte lies that was sent and not acknowledged. The wait
+        starts anew where nobody has asked in time, after a pause of this process."""
+        if now - self.next_look > self._interval:
+            self._since.clear()
+        self.next_look = now + self._interval
+        self._since = {where: self._since.get(where, now) for where in waiting.items()}
+        return any(now - since >= self._stuck_after for since in self._since.values())

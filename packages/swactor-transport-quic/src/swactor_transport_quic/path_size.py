@@ -15,23 +15,27 @@ bytes of IPv6 and UDP header."""
 
 _TRIES = 3
 """Probes of one size before it is given up (RFC 8899 section 5.1.2, MAX_PROBES)."""
+_FLIGHTS_MISSED = 3
+"""Flights of large datagrams in a row of which none has arrived (RFC 8899 section 4.3)."""
 _SEARCH_AGAIN = 600.0
 """Seconds after which a path that carried less than the largest is searched again (PMTU_RAISE_TIMER)."""
 
 
 class PathSize:
-    """`size` is what may be sent. One probe is out at a time; sizes that the ladder holds above `largest`
-    are left out."""
+    """`size` is what may be sent, never less than `base`. One probe is out at a time; sizes that the ladder
+    holds above `largest` are left out."""
 
     def __init__(self, base: int, largest: int) -> None:
         self.size = base
-        self._base = base
+        self.base = base
         steps = {step for step in LADDER if base < step < largest} | ({largest} if largest > base else set())
         self._ladder: Sequence[int] = sorted(steps, reverse=True)
         self._step = 0
         self._tries = 0
         self._out = 0
         self._search_at: float | None = 0.0 if self._ladder else None
+        self._missed = 0
+        self._missed_at = 0.0
 
     def due(self, now: float) -> int:
         """The size to probe now; 0 for none."""
@@ -79,11 +83,23 @@ class PathSize:
             self._step = len(self._ladder)
             self._search_at = now + _SEARCH_AGAIN
 
+    def missed(self, largest: int, *, sent_at: float, now: float) -> bool:
+        """Something larger than `base`, sent at `sent_at`, was lost; `largest` has been acknowledged since
+        the call before. True when the path falls back.
+
+        Timeouts do not tell it where small datagrams pass: their acknowledgements end each row of timeouts.
+        """
+        if largest > self.base:
+            self._missed = 0
+        if sent_at > self._missed_at:  # else it is of a flight that is counted
+            self._missed, self._missed_at = self._missed + 1, now
+        return self._missed >= _FLIGHTS_MISSED and self.fall_back(now)
+
     def fall_back(self, now: float) -> bool:
         """The path carries nothing of `size` any more, it seems. False when it was the smallest already."""
-        if self.size == self._base:
+        if self.size == self.base:
             return False
-        self.size = self._base
-        self._step = self._tries = self._out = 0
+        self.size = self.base
+        self._step = self._tries = self._out = self._missed = 0
         self._search_at = now
         return True

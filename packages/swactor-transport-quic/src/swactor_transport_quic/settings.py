@@ -58,6 +58,9 @@ class QuicSettings:
     probe_interval: _Seconds = 0.4
     loss_after: _Seconds = 2.3
     stall_grace: _Seconds = 0.25
+    stuck_after: _Seconds = 10.0
+    """Sent bytes of a stream that stay unacknowledged for so long end the connection, though pings are
+    answered: the path loses what is larger, datagrams of `SMALLEST_DATAGRAM` too."""
     handshake_timeout: _Seconds = 5.0
     preamble_timeout: _Seconds = 3.0
     """From the opening of a stream to the last byte of its preamble."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sqlite3
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -408,4 +409,10 @@ def _role_error(error: Exception) -> RoleError:
         )
     if isinstance(error, SwactorError):
         return RoleError(RoleFailure.BACKEND_ERROR, error.message, hint=error.hint)
+    if isinstance(error, sqlite3.Error):
+        return RoleError(
+            RoleFailure.BACKEND_ERROR,
+            f"compiled kernels cannot be kept in {os.environ.get('CACHEDB', '')!r}: {error}",
+            hint="make room on that disk, or set XDG_CACHE_HOME to a folder on another",
+        )
     return RoleError(RoleFailure.BACKEND_ERROR, f"{type(error).__name__}: {error}")

@@ -97,9 +97,7 @@ def check_cache() -> CheckResult:
             compiler = ""
         folder = environment.kept_folder(compiler)
         if folder is None:
-            return CheckResult(
-                CheckStatus.WARN, "compiled kernels cannot be kept between runs", "make ~/.cache writable"
-            )
+            return CheckResult(CheckStatus.WARN, environment.NOT_KEPT, environment.keeping_remedy())
         return CheckResult(CheckStatus.OK, f"compiled kernels are kept in {folder}")
 
     return _bounded(check)

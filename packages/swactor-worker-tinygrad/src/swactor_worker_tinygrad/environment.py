@@ -7,6 +7,7 @@ here has to be settled before its first import, because tinygrad reads the envir
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -16,9 +17,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from swactor_core.errors import ConfigError, ResourceError
+from swactor_core.errors import ConfigError, ResourceError, did_you_mean
 
-from swactor_worker_tinygrad.passing_kernels import passing_folder
+from swactor_worker_tinygrad.passing_kernels import ROOM, has_room, passing_folder
+
+log = logging.getLogger(__name__)
 
 TINYGRAD_VERSION = "0.14.0"
 KNOWN_DEVICES = ("CPU", "CUDA", "METAL", "AMD", "NV", "QCOM", "CL", "WEBGPU", "PYTHON")
@@ -105,7 +108,8 @@ def read_settings(settings: Mapping[str, object]) -> WorkerSettings:
     for name, value in settings.items():
         if name not in SETTINGS:
             raise ConfigError(
-                f"worker tinygrad has no setting {name!r}", hint=f"its settings are {', '.join(SETTINGS)}"
+                f"worker tinygrad has no setting {name!r}",
+                hint=f"{did_you_mean(name, SETTINGS)}its settings are {', '.join(SETTINGS)}",
             )
         if name == "threads":
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_THREADS:
@@ -132,7 +136,8 @@ def read_settings(settings: Mapping[str, object]) -> WorkerSettings:
         chosen[name] = str(settings.get(name, "")) or choices[0]
         if chosen[name] not in choices:
             raise ConfigError(
-                f"worker tinygrad: {name} = {chosen[name]!r} is not known", hint=f"use {', '.join(choices)}"
+                f"worker tinygrad: {name} = {chosen[name]!r} is not known",
+                hint=f"{did_you_mean(chosen[name], choices)}use {', '.join(choices)}",
             )
     if chosen["numerics"] == "fast":
         chosen["weights"] = str(settings.get("weights", "")) or "packed"
@@ -241,6 +246,10 @@ def cpu_key(compiler: str) -> str:
     return digest.hexdigest()
 
 
+DATA_BASE = "kernels.db"
+NOT_KEPT = "compiled kernels cannot be kept between runs"
+
+
 def cache_root() -> Path | None:
     """Where the folders of compiled kernels are: under XDG_CACHE_HOME or ~/.cache; None for a user without a
     home."""
@@ -251,8 +260,8 @@ def cache_root() -> Path | None:
 
 def kept_folder(compiler: str) -> Path | None:
     """A folder for compiled kernels under `cache_root` that only this user can write: cached values are
-    unpickled when read. None where none can be written. Raises ResourceError when the folder belongs to
-    somebody else."""
+    unpickled when read. None where none can be written, or its disk has no room for them. Raises
+    ResourceError when the folder belongs to somebody else."""
     root = cache_root()
     if root is None:
         return None
@@ -269,12 +278,25 @@ def kept_folder(compiler: str) -> Path | None:
         )
     if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         folder.chmod(0o700)
-    return folder if os.access(folder, os.W_OK | os.X_OK) else None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return None
+    return folder if has_room(folder, used=(folder / DATA_BASE).exists()) else None
 
 
 def cache_folder(compiler: str) -> Path:
     """`kept_folder`, or else one that goes with this process (`passing_kernels`). Raises ResourceError."""
-    return kept_folder(compiler) or passing_folder()
+    kept = kept_folder(compiler)
+    if kept is None:
+        log.warning("%s, so each run compiles them anew: %s", NOT_KEPT, keeping_remedy())
+    return kept or passing_folder()
+
+
+def keeping_remedy() -> str:
+    """What lets compiled kernels be kept."""
+    root = cache_root()
+    if root is None:
+        return "set XDG_CACHE_HOME to a folder that can be written"
+    return f"make {root} writable, with {ROOM >> 20} MiB free, or set XDG_CACHE_HOME to another folder"
 
 
 def prepare(settings: WorkerSettings) -> dict[str, str]:
@@ -298,7 +320,7 @@ def prepare(settings: WorkerSettings) -> dict[str, str]:
     if _prepared == [(settings.selection, compiler)] and "CACHEDB" in os.environ:
         wanted["CACHEDB"] = os.environ["CACHEDB"]
     else:
-        wanted["CACHEDB"] = str(cache_folder(compiler) / "kernels.db")
+        wanted["CACHEDB"] = str(cache_folder(compiler) / DATA_BASE)
     # tinygrad asserts on its old switches (CPU=1) and cannot read an empty value
     for name, value in list(os.environ.items()):
         if name in KNOWN_DEVICES or (value == "" and name in _READ_AS_NUMBERS):

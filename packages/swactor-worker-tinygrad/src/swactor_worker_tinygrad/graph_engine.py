@@ -37,7 +37,14 @@ def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def _cap(x: Tensor, cap: float) -> Tensor:
-    return (x / cap).tanh() * cap if cap else x
+    return _tanh(x / cap) * cap if cap else x
+
+
+def _tanh(x: Tensor) -> Tensor:
+    """tinygrad's is made of a sigmoid, which leaves little of values near 0; there Cephes' tanhf."""
+    z = x * x
+    p = (((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1) * z
+    return (z < 0.390625).where((p - 3.33332819422e-1) * z * x + x, x.tanh())
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, pairs: Pairs) -> Tensor:
@@ -63,10 +70,11 @@ def _activate(x: Tensor, activation: Activation) -> Tensor:
 
 
 def _to_half(x: Tensor) -> Tensor:
-    """Rounded to the eleven bits of an f16, by bits because casts there and back are optimised away. Values
-    below 2**-14 keep bits that an f16 has no more."""
+    """Rounded to an f16, by arithmetic because casts there and back are optimised away: to eleven bits, below
+    2**-14 to multiples of 2**-24."""
     bits = x.bitcast(dtypes.uint32)
-    return ((bits + 0xFFF + ((bits >> 13) & 1)) & 0xFFFFE000).bitcast(dtypes.float32)
+    normal = ((bits + 0xFFF + ((bits >> 13) & 1)) & 0xFFFFE000).bitcast(dtypes.float32)
+    return (x.abs() < 2.0**-14).where((x * 2.0**24).round() * 2.0**-24, normal)
 
 
 def _route(scores: Tensor, used: int) -> tuple[Tensor, Tensor]:

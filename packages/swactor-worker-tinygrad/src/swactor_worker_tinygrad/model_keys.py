@@ -131,7 +131,11 @@ class ModelKeys:
         """Raises RoleError for the first key that was not read, is not harmless and does not say `off`."""
         for name in sorted(self._values.keys() - self._used - _HARMLESS):
             value = self._values[name]
-            if name in _OFF and not isinstance(value, tuple) and value in _OFF[name]:
+            # Python's True is 1: a flag that is a number says something else
+            if any(
+                value == off and isinstance(value, bool) == isinstance(off, bool)
+                for off in _OFF.get(name, ())
+            ):
                 continue
             raise unsupported(
                 f"metadata key {self.prefix}{name} = {value!r} asks for what this worker does not implement"

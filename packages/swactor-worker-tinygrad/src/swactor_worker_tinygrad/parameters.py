@@ -268,9 +268,9 @@ def _feed_forward(keys: ModelKeys, family: Family) -> tuple[int, int, int]:
     experts, used = keys.whole("expert_count"), keys.whole("expert_used_count")
     if used > experts:
         raise invalid(f"{keys.prefix}expert_used_count = {used} of {experts} experts")
-    if keys.raw("expert_feed_forward_length"):
+    if wide := keys.whole("expert_feed_forward_length", 0, least=0):
         keys.raw("feed_forward_length")  # that of dense layers, of which the family has none
-        return experts, used, keys.whole("expert_feed_forward_length")
+        return experts, used, wide
     return experts, used, max(1, keys.whole("feed_forward_length") // used)
 
 

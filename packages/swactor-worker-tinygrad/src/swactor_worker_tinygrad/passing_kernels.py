@@ -22,6 +22,8 @@ from swactor_core.open_files import files_below, open_elsewhere
 
 PREFIX = "swactor-tinygrad-"
 TRIES = 8
+ROOM = 32 << 20  # bytes that the kernels of a model, the data base of them and its log may take
+LITTLE_ROOM = 4 << 20  # where kernels are already: most of what a run needs is there
 _held: list[int] = []
 
 
@@ -29,6 +31,12 @@ def passing_folder() -> Path:
     """A fresh private folder that is gone after this process. Raises ResourceError."""
     remove_left()
     try:
+        place = tempfile.gettempdir()
+        if not has_room(Path(place), used=False):
+            raise ResourceError(
+                f"no folder for compiled kernels has {ROOM >> 20} MiB free, nor has {place!r}",
+                hint="make room, or set XDG_CACHE_HOME or TMPDIR to a folder on another disk",
+            )
         for _ in range(TRIES):
             folder = Path(tempfile.mkdtemp(prefix=PREFIX))
             lock = _lock(folder)
@@ -43,6 +51,13 @@ def passing_folder() -> Path:
             hint="set XDG_CACHE_HOME or TMPDIR to a folder that can be written",
         ) from error
     raise ResourceError(f"temporary folders are taken away {TRIES} times in a row", hint="set XDG_CACHE_HOME")
+
+
+def has_room(folder: Path, *, used: bool) -> bool:
+    """Whether its disk, of which no quota is known, takes compiled kernels; `used` where some are kept
+    there. Raises OSError."""
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize >= (LITTLE_ROOM if used else ROOM)
 
 
 def passing_folders() -> list[Path]:

@@ -162,6 +162,13 @@ def _block(given: _Given, parameters: ModelParameters, prefix: str) -> dict[str,
                 continue
             ref = given.take(f"{prefix}{whole}.{suffix}", (*first[0][:-1], sum(parts.values())))
             block |= {} if ref is None else _cut(ref, parts, suffix)
+        alone = [part for part in parts if f"{prefix}{part}.bias" in given]
+        if alone and len(alone) < len(parts):
+            # llama.cpp reads them and adds none
+            raise unsupported(
+                f"tensor '{prefix}{alone[0]}.bias' beside a fused '{prefix}{whole}.weight', without biases "
+                "of all of its parts, is not implemented"
+            )
     for name, (dims, required) in shapes.items():
         if name in block:
             continue

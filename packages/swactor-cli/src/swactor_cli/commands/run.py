@@ -41,9 +41,9 @@ from swactor_cli.keys import orchestrator_key_file
 from swactor_cli.models import has_tokenizer, open_model, tokenizer_of
 from swactor_cli.output import Output, OutputLost
 from swactor_cli.progress import Display
-from swactor_cli.prompts import check_text, prompt_ids_of
+from swactor_cli.prompts import check_prompt, check_text, prompt_ids_of
 from swactor_cli.sampling_options import fitted
-from swactor_cli.side_files import SideFiles
+from swactor_cli.side_files import SideFiles, check_place
 from swactor_cli.sizes import parse_bytes
 from swactor_cli.statistics import statistics, summary
 from swactor_cli.worker_options import worker_settings
@@ -86,6 +86,11 @@ class RunOptions:
 
 def run(options: RunOptions, output: Output) -> ExitCode:
     """Raises SwactorError for what cannot begin; a run that began ends in its outcome's exit code."""
+    check_prompt(
+        options.prompt, options.prompt_ids, raw=options.raw, system=options.system, stops=options.stops
+    )
+    for option, path in (("--events", options.events), ("--logits", options.logits)):
+        check_place(option, path)
     memory = None if options.memory is None else parse_bytes(options.memory, option="--memory")
     file = load_cluster_file(options.cluster) if options.cluster is not None else None
     choice = choose_plugins(file.plugins if file is not None else PluginChoice(), options.plugins)
@@ -182,8 +187,6 @@ def _request(options: RunOptions, model: Model, tokenizer: Tokenizer | None, uri
     )
     if options.stops and tokenizer is None:
         raise UsageError("--stop was given, and the model has no vocabulary", hint="leave --stop out")
-    for stop in options.stops:
-        check_text("--stop", stop)
     suppressed = tokenizer.suppressed if tokenizer is not None else frozenset()
     ends = tokenizer.end_of_generation if tokenizer is not None and not options.ignore_eos else frozenset()
     return RunRequest(

@@ -202,12 +202,11 @@ class Run(Machine[RunState]):
 
     def _provision(self, event: Continue, now: float) -> Outcome[RunState]:
         plan = self._planned_run()
+        self._teardown.begin(plan)
         sends = []
         for stage in plan.stages:
-            self._teardown.nodes[stage.stage_index] = stage.node_id
             message = provision_stage(plan, stage, prefill_chunk=self._prefill_chunk)
             sends.append(Send(Address(Component.NODE, stage.node_id), message))
-        self._teardown.endpoints_opened = True
         opened = OpenEndpoints(*token_edges(plan))
         bound = self.set_timer("bound", now + self._bounds.readiness)
         return S.WAITING_READY, (*sends, opened, bound, RunMoved(S.WAITING_READY))

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from swactor_core.faults import Fault
-from swactor_core.ids import NodeId, StageIndex
+from swactor_core.faults import Component, Fault
+from swactor_core.ids import EdgeId, NodeId, StageIndex, node_hex
 from swactor_core.messages import StageStats, StageStopped
+from swactor_core.plan import RunPlan
 
 
 @dataclass(slots=True)
@@ -19,6 +20,7 @@ class RunTeardown:
 
     names: dict[NodeId, str] = field(default_factory=dict)
     nodes: dict[StageIndex, NodeId] = field(default_factory=dict)
+    ends: dict[EdgeId, tuple[NodeId, ...]] = field(default_factory=dict)
     endpoints_opened: bool = False
     endpoints_stopped: bool = False
     _gone: set[NodeId] = field(default_factory=set)
@@ -26,15 +28,26 @@ class RunTeardown:
     _of_endpoints: tuple[str, ...] = ()
     _unproven: tuple[str, ...] = ()
 
+    def begin(self, plan: RunPlan) -> None:
+        """From here on the plan's stages, and the orchestrator's own ends, have to be got back."""
+        self.nodes = {stage.stage_index: stage.node_id for stage in plan.stages}
+        for edge in plan.edges:
+            ends = edge.producer, edge.consumer
+            self.ends[edge.edge_id] = tuple(end.node_id for end in ends if end.stage_index is not None)
+        self.endpoints_opened = True
+
     def placed(self, fault: Fault) -> Fault:
         """With the stage of its node, or the node of its stage, where only one of them was known, and by
-        name."""
+        name; of a stream that broke, with the node at its other end too: that may be the one that is gone."""
         stage, node = fault.stage_index, fault.node_id
         if stage is None and node is not None:
             stage = next((index for index, of in self.nodes.items() if of == node), None)
         elif node is None and stage is not None:
             node = self.nodes.get(stage)
-        return replace(fault, stage_index=stage, node_id=node).named(self.names)
+        ends = self.ends.get(fault.edge_id, ()) if fault.edge_id is not None else ()
+        others = [end for end in ends if end != node] if fault.component is Component.DRIVER else []
+        detail = "; ".join((fault.detail, *(f"its other end is at {node_hex(end)}" for end in others[:1])))
+        return replace(fault, stage_index=stage, node_id=node, detail=detail).named(self.names)
 
     def note_stopped(self, event: StageStopped) -> None:
         self._stopped[event.stage_index] = event

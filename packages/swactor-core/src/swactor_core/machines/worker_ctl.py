@@ -38,7 +38,6 @@ from swactor_core.messages import (
     RingQuiesced,
     RingReadable,
     RingWritable,
-    RoleConfigured,
     RoleReset,
     ShutdownMode,
     ShutdownWorker,
@@ -210,6 +209,8 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
     # --- running ---
 
     def _command(self, event: Any, now: float) -> Outcome[WorkerCtlState]:
+        if isinstance(event, ConfigureRole):
+            self.restarts = 0  # a crash from here on is that run's, and no worker that cannot live
         if isinstance(event, InstallRing):
             self.rings[event.ring_id] = event
         if isinstance(event, UninstallRing) and event.ring_id not in self.rings:
@@ -256,8 +257,6 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
                 return (*self._answered(inner.ring_id), Send(ESTABLISHER, RingQuiesced(inner.ring_id)))
             case RoleReset():
                 return (*self._answered(ResetRole(inner.role_id)), Send(STAGE, inner))
-            case RoleConfigured():
-                self.restarts = 0  # it works: a crash now is not one of a row of failed starts
         to = hearer(inner)
         return (Send(to, inner),) if to is not None else self._stale()
 

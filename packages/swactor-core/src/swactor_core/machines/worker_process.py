@@ -15,7 +15,8 @@ from swactor_core.ids import WorkerGeneration
 class WorkerPolicy:
     """Seconds for start, ordered stop, and the answer to what tears a run down: below the bounds of who waits
     for it, so that a worker that hangs is reaped in time to prove its rings. `max_restarts` is how many
-    crashes are followed by a restart before a role was configured again."""
+    crashes are followed by a restart before a run asks for a role again: what kills a worker that loads a
+    model, as a lack of memory does, ends that run and not the node."""
 
     start_timeout: float = 60.0
     stop_timeout: float = 5.0

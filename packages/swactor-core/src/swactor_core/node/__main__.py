@@ -21,7 +21,7 @@ from swactor_core.config import NodeSettings, validated
 from swactor_core.errors import SwactorError
 from swactor_core.node.control import CONTROL
 from swactor_core.node.node import Node
-from swactor_core.node.process import die_with_parent, ignore_terminal_interrupt
+from swactor_core.node.process import NODE_GOES, die_with_parent, first_to_go, ignore_terminal_interrupt
 from swactor_core.node.serve import serve
 from swactor_core.plugins import load_plugins
 
@@ -33,6 +33,7 @@ def report(message: str) -> None:
 
 def main() -> int:
     die_with_parent(int(os.environ["SWACTOR_PARENT"]))
+    first_to_go(NODE_GOES)
     ignore_terminal_interrupt()
     logging.basicConfig(level=os.environ.get("SWACTOR_LOG", "WARNING"), format="%(name)s: %(message)s")
     try:

@@ -18,9 +18,9 @@ from swactor_core.actors import ActorSystem
 from swactor_core.codec import CodecError, MessageCodec
 from swactor_core.errors import EdgeClosed, TransportError
 from swactor_core.events import EventName
-from swactor_core.faults import Component
+from swactor_core.faults import Component, Fault, FaultReason
 from swactor_core.ids import NodeId, node_hex
-from swactor_core.messages import CONTROL_MESSAGES, Address, EventReport, WatchRefused
+from swactor_core.messages import CONTROL_MESSAGES, Address, EventReport, NodeFaulted, WatchRefused
 from swactor_core.observe.bus import EventBus
 from swactor_core.spi.transport import ControlChannel, Transport
 
@@ -121,7 +121,7 @@ class ControlService:
         self._reports: ReportQueue | None = None
         self._channel: ControlChannel | None = None
         self.refused = 0
-        self._refused_last: tuple[NodeId, str] | None = None
+        self._told: dict[NodeId, str] = {}
         self.watched = False
         self._history = history
         bus.add_sink(self._event)
@@ -155,13 +155,14 @@ class ControlService:
                 self._system.start_task(self._refuse(channel, why, final=False), owner=NODE)
             else:
                 self._channel = channel
+                self._told.pop(channel.peer, None)
                 self._system.start_task(self._serve(channel), owner=NODE)
 
     async def _refuse(self, channel: ControlChannel, why: str, *, final: bool) -> None:
         """Answers its first word with the reason, and gives it time to read that."""
         self.refused += 1
-        again, self._refused_last = self._refused_last == (channel.peer, why), (channel.peer, why)
-        level = logging.DEBUG if again else logging.WARNING  # one that waits for its turn asks twice a second
+        again, self._told[channel.peer] = self._told.get(channel.peer) == why, why
+        level = logging.DEBUG if again else logging.WARNING  # who waits for its turn asks twice a second
         log.log(level, "refused the orchestrator %s: %s", node_hex(channel.peer), why)
         try:
             async with asyncio.timeout(REFUSAL_BOUND):
@@ -186,11 +187,24 @@ class ControlService:
             log.info("control channel ended: %s", error.message)
         except CodecError as error:
             log.warning("control channel closed: %s", error)
+            await self._not_understood(channel, error)
         finally:
             self._channel = self._reports = None
             sender.cancel()
             self._on_lost()
             await channel.close()
+
+    async def _not_understood(self, channel: ControlChannel, error: CodecError) -> None:
+        """Another version of swactor speaks there: its operator hears of it, and not of a lost link."""
+        detail = (
+            f"it cannot read the orchestrator's words: run the same version of swactor everywhere ({error})"
+        )
+        fault = Fault(FaultReason.PROVISIONING_REJECTED, Component.NODE, detail, node_id=self._node_id)
+        try:
+            async with asyncio.timeout(REFUSAL_BOUND):
+                await channel.send(CONTROL.encode(NodeFaulted(self._node_id, fault)))
+        except (TransportError, TimeoutError, CodecError) as failed:
+            log.info("nor could that be said: %s", failed)
 
     async def _send(self, channel: ControlChannel, reports: ReportQueue) -> None:
         try:

@@ -18,6 +18,9 @@ from swactor_core.messages import WORKER_EVENTS, RingReadable
 MAX_EVENT_LINE = 256 * 1024
 """Of bytes. What a worker says goes on to the orchestrator, several words of it in one frame of the control
 border: one that talks without end is faulted here, and not its node unheard there."""
+LINE_BOUND = 5.0
+"""Seconds without a byte in the middle of a line: it is written in one go, and who hangs there would only be
+found by the bound of whatever the node waits for."""
 _READ_BYTES = 256 * 1024
 _WAITING_LINES = 1_000
 _TOO_LONG = f"an event line over the limit of {MAX_EVENT_LINE} bytes"
@@ -37,6 +40,7 @@ class EventPipe:
         self._partial = b""
         self._lines: deque[bytes] = deque()
         self._later: asyncio.Handle | None = None
+        self._unfinished: asyncio.TimerHandle | None = None
         self._at_end = False
         self._paused = False
         self.ended: asyncio.Future[None] = self._loop.create_future()
@@ -57,6 +61,7 @@ class EventPipe:
             self._fd = -1
         if self._later is not None:
             self._later.cancel()
+        self._watch_line(begun=False)
         self._lines.clear()
         if not self.ended.done():
             self.ended.set_result(None)
@@ -71,12 +76,27 @@ class EventPipe:
             self._loop.remove_reader(self._fd)
         *lines, self._partial = (self._partial + data).split(b"\n")
         self._lines.extend(lines)
+        self._watch_line(begun=bool(self._partial))
         if self._later is None:
             self._take()
         elif len(self._lines) > _WAITING_LINES and not self._at_end:
             # Hints take a turn each: who sends them faster has to wait, and not this memory to grow.
             self._paused = True
             self._loop.remove_reader(self._fd)
+            self._watch_line(begun=False)
+
+    def _watch_line(self, *, begun: bool) -> None:
+        """The bound of the line that has begun, or of none. What has come by then is read first, also after
+        this process was stopped."""
+        if self._unfinished is not None:
+            self._unfinished.cancel()
+            self._unfinished = None
+        if begun:
+            self._unfinished = self._loop.call_later(LINE_BOUND, self._line_hangs)
+
+    def _line_hangs(self) -> None:
+        self._unfinished = None
+        self._fail(f"an event line stopped after {len(self._partial)} bytes, for {LINE_BOUND:g} s")
 
     def _take(self) -> None:
         self._later = None
@@ -97,6 +117,7 @@ class EventPipe:
         if self._fd >= 0 and self._paused:
             self._paused = False
             self._loop.add_reader(self._fd, self._readable)
+            self._watch_line(begun=bool(self._partial))
         if len(self._partial) > MAX_EVENT_LINE:
             self._fail(_TOO_LONG)
         elif self._at_end:

@@ -49,7 +49,9 @@ def replacement(by: Member, node_id: NodeId, epoch: int) -> str:
     if by.state in (MemberState.DEAD, MemberState.LEFT):
         return f"a former life of it that began later ({lives}): set this machine's clock"
     where = f"at {by.host}:{by.port}"
-    return f"a later life of its key {where} ({lives}): end that, or set this machine's clock and start again"
+    return (
+        f"a later life of its key {where} ({lives}): end one of the two, and give every node a key of its own"
+    )
 
 
 class PeerBook:

@@ -7,9 +7,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+NODE_GOES = 300
+WORKER_GOES = 600
 
 
 def tied_to_parent(parent: int) -> bool:
@@ -29,6 +32,15 @@ def die_with_parent(parent: int) -> None:
     """The same; exits at once when the parent is already gone."""
     if not tied_to_parent(parent):
         sys.exit(1)
+
+
+def first_to_go(score: int) -> None:
+    """When memory is short the kernel ends this process before its parent (proc(5), oom_score_adj: `score` in
+    thousandths of the memory, children inherit it), which then lives to say what has happened."""
+    own = Path("/proc/self/oom_score_adj")
+    with suppress(OSError):
+        if int(own.read_text()) < score:
+            own.write_text(str(score))
 
 
 def ignore_terminal_interrupt() -> None:

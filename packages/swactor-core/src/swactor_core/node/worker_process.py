@@ -205,7 +205,8 @@ def exit_text(code: int | None) -> str:
         return "has not ended"
     if code < 0:
         try:
-            return f"was ended by {signal.Signals(-code).name}"
+            memory = ", as the kernel does when memory is short" if code == -signal.SIGKILL else ""
+            return f"was ended by {signal.Signals(-code).name}{memory}"
         except ValueError:
             return f"was ended by signal {-code}"
     return f"exited with {code}"

@@ -48,7 +48,8 @@ RUN = Address(Component.RUN)
 @dataclass(frozen=True, slots=True)
 class Home:
     """What a run needs of its orchestrator. `names` of nodes are for people and may become more while the run
-    lasts; `send` takes a message for a node; `on_finished` is called with the run's last event."""
+    lasts; `send` takes a message for a node; `on_planning` is called when the run has its nodes, and
+    `on_finished` with its last event."""
 
     system: ActorSystem
     bus: EventBus
@@ -57,6 +58,7 @@ class Home:
     names: dict[NodeId, str]
     edge_ids: EdgeIdAllocator
     send: Callable[[NodeId, object], None]
+    on_planning: Callable[[], None]
     on_finished: Callable[[], None]
 
 
@@ -188,6 +190,7 @@ class ActiveRun:
                 self._token_times.append(system.now())
                 self._listener.token(sequence, token_id)
             case BuildPlan(nodes):
+                self._home.on_planning()
                 system.tell(RUN, self._plan(nodes))
             case OpenEndpoints(token_in, token_out):
                 system.tell(ENDPOINT, OpenTokenEdges(token_in, token_out))

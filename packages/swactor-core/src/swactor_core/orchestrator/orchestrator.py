@@ -35,6 +35,7 @@ from swactor_core.messages import (
     StageProgress,
     StageReady,
     StageStopped,
+    WatchRefused,
 )
 from swactor_core.node.data_plane import ARENA, DataPlane
 from swactor_core.node.identity import fresh_epoch
@@ -42,7 +43,7 @@ from swactor_core.node.peers import PeerBook, replacement, take_leave
 from swactor_core.observe.bus import EventBus
 from swactor_core.orchestrator.active_run import RUN, ActiveRun, Home
 from swactor_core.orchestrator.endpoint import ENDPOINT, RING_HOST, LogitsSink, RingHost
-from swactor_core.orchestrator.links import POOL, NodeLink
+from swactor_core.orchestrator.links import POOL, NodeLinks
 from swactor_core.orchestrator.requests import PoolBounds, RunListener, RunRequest, RunResult
 from swactor_core.planner import EdgeIdAllocator
 from swactor_core.plugins import Plugins
@@ -84,7 +85,6 @@ class Orchestrator:
         self._bind = (bind_host, bind_port, advertise_host, membership_port)
         self._membership_settings = membership_settings or {}
         self._transport_settings = transport_settings or {}
-        self._objects = objects
         self.epoch = fresh_epoch()
         transports = plugins.select(Kind.TRANSPORT, choice.transport)
         self._transports, self._crosses = transports.factory(), transports.crosses_processes
@@ -95,7 +95,6 @@ class Orchestrator:
         self._peers = PeerBook(cluster, {bytes.fromhex(key) for key in cluster.orchestrators})
         self._peers.on_member = self._member_changed
         self.names = {node_id_of(bytes.fromhex(node.public_key)): node.name for node in cluster.nodes}
-        self._links: dict[NodeId, NodeLink] = {}
         self._before_run: list[NodeLost | NodeFaulted] = []
         self._edge_ids = EdgeIdAllocator(secrets.randbits(32) << 16 | 1)
         self._run_ids = secrets.randbits(48)
@@ -108,6 +107,7 @@ class Orchestrator:
 
         self.system = ActorSystem(self._actor_failed)
         self.bus = EventBus(self.node_id, objects=objects)
+        self._links = NodeLinks(self.system, objects=objects, on_report=self._report_from)
         self.data_plane = DataPlane(
             self.system,
             self.bus,
@@ -177,8 +177,7 @@ class Orchestrator:
 
     async def close(self) -> None:
         """Ends links, membership and transport; bounded, idempotent."""
-        links, self._links = self._links, {}
-        await asyncio.gather(*(link.close() for link in links.values()))
+        await self._links.close()
         membership, self._membership = self._membership, None
         transport, self._transport = self._transport, None
         await take_leave(membership, transport)
@@ -206,7 +205,8 @@ class Orchestrator:
             node_id=self.node_id,
             names=self.names,
             edge_ids=self._edge_ids,
-            send=self._send,
+            send=self._links.send,
+            on_planning=self._links.settle,
             on_finished=self.on_finished,
         )
         self._active = active = ActiveRun(
@@ -229,11 +229,7 @@ class Orchestrator:
         """The run's machines hear what came before them, and links to the candidates are there."""
         if self._broken is not None:
             self.system.tell(RUN, EndpointsFailed(self._broken))
-        for node_id in candidates:
-            if node_id not in self._links:  # making one begins to dial
-                self._links[node_id] = NodeLink(
-                    self.system, transport, node_id, objects=self._objects, on_report=self._report_from
-                )
+        self._links.begin(transport, candidates)
         for evidence in self._before_run:
             self.system.tell(POOL, evidence)
         self._before_run.clear()
@@ -267,13 +263,7 @@ class Orchestrator:
 
     def shutdown_nodes(self) -> None:
         """Asks every linked node to end; for pools that belong to this orchestrator."""
-        for link in self._links.values():
-            link.send(ShutdownNode())
-
-    def _send(self, node_id: NodeId, message: object) -> None:
-        link = self._links.get(node_id)
-        if link is not None:
-            link.send(message)
+        self._links.send_all(ShutdownNode())
 
     def _identities(self) -> dict[str, Any]:
         return {"run_id": self._run_ids}
@@ -282,9 +272,7 @@ class Orchestrator:
 
     def _member_changed(self, member: Member) -> None:
         self.names.setdefault(member.node_id, member.name)
-        link = self._links.get(member.node_id)
-        if link is not None:
-            link.seen(alive=member.state is MemberState.ALIVE)
+        self._links.seen(member.node_id, alive=member.state is MemberState.ALIVE)
         if self.system.lives(POOL):
             self.system.tell(POOL, MemberChanged(member))
 
@@ -313,7 +301,7 @@ class Orchestrator:
                 # The run hears it before what the same node's stage says of its end, which is no cause.
                 if self._active is not None and node_id in self._active.candidates:
                     self.system.tell(RUN, message)
-            case NodeAvailable():
+            case NodeAvailable() | WatchRefused():
                 self.system.tell(POOL, message)
             case StageReady() | StageFault() | StageProgress() | StageStopped():
                 if message.run_id == self._run_ids and self.system.lives(RUN):

@@ -30,9 +30,14 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class TransportContext:
-    """`seed` is the node's 32-byte secret. `authorise(public_key)` says whether an unknown dialler may
-    complete its handshake; `on_peer_lost(node_id, why)` hears when an authenticated connection ends
-    without either side having closed it."""
+    """`seed` is the node's 32-byte secret. `node_id` is `ids.node_id_of` its public key, as everybody's is: a
+    dialler's too that `set_peer` did not name. `epoch`: nanoseconds since 1970, 64 bits.
+
+    `authorise(public_key)` says whether an unknown dialler may complete its handshake. `on_peer_lost(node_id,
+    why)` hears, in the loop's thread and once for each connection, when an authenticated connection ends
+    without either side having closed it, whoever had dialled: the peer's process has ended, or it answers
+    nothing any more, in a time that the transport bounds by itself. Nobody else notices a machine or a
+    network that is gone while an edge waits. Whatever waits on such a connection raises EdgeBroken."""
 
     seed: bytes
     node_id: NodeId
@@ -74,7 +79,8 @@ class SendEdge(Protocol):
 class RecvEdge(Protocol):
     def grant(self, total: int) -> None:
         """The reader can hold payload bytes up to the absolute count `total` (bytes consumed plus ring
-        capacity). Never lowered. The sender learns it promptly, also on an idle connection."""
+        capacity): it grows with every byte of a run, beyond 32 bits too. Never lowered. The sender learns it
+        promptly, also on an idle connection."""
 
     def take(self, view: memoryview) -> int | None:
         """`read_into` without waiting: None when there is nothing yet, 0 at the end of stream. Grants nothing
@@ -106,16 +112,21 @@ class ControlChannel(Protocol):
         EdgeBroken, EdgeClosed, or ValueError for a frame out of bounds."""
 
     async def receive(self) -> bytes | None:
-        """The next frame; None when the peer closed in order. Raises EdgeBroken."""
+        """The next frame; None when the peer closed in order, or this side did. Raises EdgeBroken."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Ends the channel after all frames that `send` has taken. Idempotent."""
 
 
 class Transport(Protocol):
-    """One endpoint on one UDP port for both roles. Used from one event loop."""
+    """One endpoint on one port for both roles. Made and used in one event loop.
+
+    After `close` whatever connects, opens or accepts raises EdgeClosed, as do such calls that wait then."""
 
     @property
-    def host(self) -> str: ...
+    def host(self) -> str:
+        """What it is bound to, once it is started, as `port`; a wildcard address as it was given."""
+
     @property
     def port(self) -> int: ...
     @property
@@ -124,12 +135,17 @@ class Transport(Protocol):
         """Binds. Raises ResourceError naming address and reason."""
 
     def set_peer(self, peer: Peer) -> None:
-        """Adds or replaces a peer; a newer epoch ends connections to its former life at once."""
+        """Adds or replaces a peer; a newer epoch ends connections to its former life at once, and nothing
+        else ends any: a host sets a peer again whenever its membership says something of it."""
 
-    def remove_peer(self, node_id: NodeId) -> None: ...
+    def remove_peer(self, node_id: NodeId) -> None:
+        """Forgets a peer and ends its connections, which is no loss; streams break on both sides."""
+
     async def connect(self, peer: NodeId, *, deadline: float) -> None:
-        """Ensures the cached edge connection to `peer` is up and authenticated, within `deadline` seconds.
-        Raises TransportError naming the peer."""
+        """Ensures the cached edge connection to `peer` is up and authenticated, within `deadline` seconds,
+        where nothing answers too. Raises TransportError naming the peer. Both sides may
+        dial at the same moment, and several callers may wait for one connection: one that is cancelled
+        disturbs no other."""
 
     async def open_edge(self, peer: NodeId, edge_id: EdgeId, *, deadline: float) -> SendEdge:
         """One persistent uni-stream whose preamble is `edge_id`, on the cached connection to `peer`.
@@ -141,12 +157,18 @@ class Transport(Protocol):
     async def accept_edge(self) -> tuple[NodeId, EdgeId, RecvEdge]:
         """The next stream that arrived with a whole preamble, with its authenticated sender. One whose id is
         open from that sender already, on that connection, never comes out of here: it is stopped, as by
-        `RecvEdge.stop`."""
+        `RecvEdge.stop`. Raises EdgeClosed when the transport was closed, and nothing else: a host accepts for
+        as long as it lives."""
 
-    async def open_control(self, peer: NodeId, *, deadline: float) -> ControlChannel: ...
-    async def accept_control(self) -> ControlChannel: ...
+    async def open_control(self, peer: NodeId, *, deadline: float) -> ControlChannel:
+        """A new channel to `peer`, within `deadline` seconds. Raises TransportError naming the peer."""
+
+    async def accept_control(self) -> ControlChannel:
+        """The next channel that a peer has opened. Raises as `accept_edge` does."""
+
     async def close(self) -> None:
-        """Ends every edge, channel and connection and frees the port. Idempotent, bounded by 2 s."""
+        """Ends every edge, channel and connection and frees the port. What was finished or closed in order
+        before arrives whole, where its reader takes it within the bound. Idempotent, bounded by 2 s."""
 
 
 class TransportPlugin(Protocol):

@@ -23,7 +23,7 @@ from typing import Any
 from swactor_core.errors import ResourceError
 from swactor_core.machines.worker_effects import ExitCode
 from swactor_core.messages import RoleConfigured, WorkerReady
-from swactor_core.node.process import ignore_terminal_interrupt, tied_to_parent
+from swactor_core.node.process import WORKER_GOES, first_to_go, ignore_terminal_interrupt, tied_to_parent
 from swactor_core.plugins import Plugins, load_modules, load_plugins
 from swactor_core.spi.arena import ArenaPlugin, ArenaView
 from swactor_core.spi.provider import Kind
@@ -43,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not tied_to_parent(options.parent_pid or os.getppid()):
         sys.stderr.write("worker: the node that started this process is not its parent any more\n")
         return ExitCode.CONTROL_LOST
+    first_to_go(WORKER_GOES)
     ignore_terminal_interrupt()
     commands_fd, events_fd = _claim_stdio()
     faulthandler.enable()

@@ -97,7 +97,23 @@ class Footprint:
         cancelled or is just ending has a few turns of the loop to be over."""
         for _ in range(20):
             await asyncio.sleep(0)
-        now = Footprint.now()
-        tasks, descriptors = now.tasks - self.tasks, now.descriptors - self.descriptors
+        tasks, descriptors = self._since()
         assert not tasks, f"left over: {tasks}"
         assert not descriptors, f"left open: {sorted(descriptors)}"
+
+    async def settles(self, seconds: float) -> None:
+        """As `assert_nothing_left`, where what ends may say its goodbyes for so long."""
+        mine = asyncio.current_task()
+
+        def settled() -> bool:
+            tasks, descriptors = self._since()
+            return not tasks - {mine} and not descriptors
+
+        try:
+            await until(seconds, settled, "what has ended to leave nothing")
+        except AssertionError:
+            await self.assert_nothing_left()
+
+    def _since(self) -> tuple[frozenset[asyncio.Task[Any]], frozenset[str]]:
+        now = Footprint.now()
+        return now.tasks - self.tasks, now.descriptors - self.descriptors

@@ -29,7 +29,9 @@ class ArenaCapabilities:
 @dataclass(frozen=True, slots=True)
 class TransportCapabilities:
     """`settings` go into every context. `patience`: nothing that must happen takes longer. `loss_within`:
-    how soon a peer whose process was killed is told as lost. `send_bound`: bytes of an edge that were
+    how soon a peer whose process was killed is told as lost. `silence_within`: how soon one that does not
+    answer any more is, as where its machine or the network to it has gone; asked where peers are other
+    processes. `send_bound`: bytes of an edge that were
     accepted and are not acknowledged, at most. `control_bound`: bytes of frames a sender can be ahead of a
     peer that reads none. `edges` and `large_payload`: how much the kit moves at once."""
 
@@ -38,6 +40,7 @@ class TransportCapabilities:
     settings: Mapping[str, Any] = field(default_factory=dict)
     patience: float = 10.0
     loss_within: float = 5.0
+    silence_within: float = 10.0
     send_bound: int = 1 << 20
     control_bound: int = 16 << 20
     edges: int = 48

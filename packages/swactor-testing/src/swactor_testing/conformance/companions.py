@@ -15,17 +15,24 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from swactor_core.spi.transport import Peer
+
 from swactor_testing.conformance.bounds import meanwhile, until, within
-from swactor_testing.conformance.doomed import Plan
+from swactor_testing.conformance.doomed import Plan, peer_from_json
 from swactor_testing.conformance.transport_rig import Endpoint, TransportRig, TransportTests
+
+STARTS_WITHIN = 60.0
+"""Seconds for a child to have started, on a busy machine: no plug-in's promise."""
 
 _PROGRAM = "from swactor_testing.conformance.doomed import main; main()"
 
 
 @dataclass(frozen=True, slots=True)
 class Companion:
-    """`kill` ends it without a word; `silence` stops it, so that it acknowledges nothing, until `resume`."""
+    """`peer` is how others know it. `kill` ends it without a word; `silence` stops it, so that it
+    acknowledges nothing, until `resume`."""
 
+    peer: Peer
     kill: Callable[[], None]
     silence: Callable[[], Awaitable[None]]
     resume: Callable[[], None]
@@ -54,19 +61,20 @@ class CompanionTests(TransportTests):
     async def companion(self, rig: TransportRig, plan: Plan) -> AsyncIterator[Companion]:
         """A peer that acts on `plan` until the block ends."""
         if not self.capabilities.crosses_processes:
-            peer = await rig.start("doomed")
-            peer.transport.set_peer(plan.peer)
-            async with meanwhile(plan.act(peer.transport)):
+            here = await rig.start("doomed")
+            here.transport.set_peer(plan.peer)
+            async with meanwhile(plan.act(here.transport)):
 
                 async def silence() -> None:
-                    self.silence(peer)
+                    self.silence(here)
 
-                yield Companion(lambda: self.vanish(peer), silence, lambda: self.resume(peer))
+                yield Companion(here.peer(), lambda: self.vanish(here), silence, lambda: self.resume(here))
             return
         child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", _PROGRAM, self.capabilities.provider),
             *(json.dumps(plan.to_json()), json.dumps(dict(self.capabilities.settings))),
             stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
             env=dict(os.environ),
         )
 
@@ -75,7 +83,11 @@ class CompanionTests(TransportTests):
             await until(rig.patience, lambda: _is_stopped(child.pid), "the child's process to be stopped")
 
         try:
-            yield Companion(child.kill, stop, lambda: child.send_signal(signal.SIGCONT))
+            assert child.stdout is not None
+            line = await within(STARTS_WITHIN, child.stdout.readline(), "the child to say where it listens")
+            assert line, "the child has ended before it listened"
+            peer = peer_from_json(json.loads(line))
+            yield Companion(peer, child.kill, stop, lambda: child.send_signal(signal.SIGCONT))
         finally:
             if child.returncode is None:
                 child.kill()

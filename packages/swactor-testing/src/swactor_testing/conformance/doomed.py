@@ -1,7 +1,7 @@
-"""A peer that is going to be killed or stopped: it sends a farewell on one stream, or reads one, and waits.
+"""A peer that is going to be killed or stopped: it sends a farewell on one stream, reads one, or takes any.
 
-`main` runs it: the provider's name, a plan and settings, both JSON, as arguments; it ends with its stdin
-where nobody kills it. Knows the transport interface only.
+`main` runs it: the provider's name, a plan and settings, both JSON, as arguments; it prints where it listens
+in one line and ends with its stdin where nobody kills it. Knows the transport interface only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from typing import Any
 from swactor_core.ids import EdgeId, NodeId, node_id_of
 from swactor_core.plugins import load_plugins
 from swactor_core.spi.provider import Kind
-from swactor_core.spi.transport import ControlChannel, Peer, Transport, TransportContext, TransportPlugin
+from swactor_core.spi.transport import (
+    ControlChannel,
+    Peer,
+    RecvEdge,
+    Transport,
+    TransportContext,
+    TransportPlugin,
+)
 
 FAREWELL = b"before the end"
 DEADLINE = 10.0
@@ -28,7 +35,8 @@ _SEED = b"doomed".ljust(32, b".")
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Whom to reach, and by which stream: `edge` or `control`. A `reader` says on a control channel where it
-    listens, grants `granted` bytes of the first edge that comes at once, and says the digest of what came."""
+    listens, grants `granted` bytes of the first edge that comes at once, and says the digest of what came. A
+    `listener` reaches nobody: it takes what comes, grants `granted` bytes of every edge, and reads none."""
 
     peer: Peer
     stream: str
@@ -43,7 +51,9 @@ class Plan:
 
     async def act(self, transport: Transport) -> None:
         """Does its part, and holds the stream open for ever."""
-        if self.stream == "edge":
+        if self.stream == "listener":
+            await asyncio.gather(self._hold_edges(transport), _hold_channels(transport))
+        elif self.stream == "edge":
             edge = await transport.open_edge(self.peer.node_id, EdgeId(1), deadline=DEADLINE)
             view = memoryview(FAREWELL)
             while view:
@@ -56,16 +66,33 @@ class Plan:
                 await channel.send(FAREWELL)
         await asyncio.get_running_loop().create_future()
 
+    async def _hold_edges(self, transport: Transport) -> None:
+        held: list[RecvEdge] = []
+        while True:
+            _, _, edge = await transport.accept_edge()
+            edge.grant(self.granted)
+            held.append(edge)
+
     async def _read(self, transport: Transport, channel: ControlChannel) -> None:
-        key = transport.public_key
-        here = Peer(node_id_of(key), key, transport.host, transport.port, EPOCH)
-        await channel.send(json.dumps(peer_to_json(here)).encode())
+        await channel.send(json.dumps(peer_to_json(place_of(transport))).encode())
         _, _, edge = await transport.accept_edge()
         edge.grant(self.granted)
         came, buffer = sha256(), memoryview(bytearray(1 << 16))
         while count := await edge.read_into(buffer):
             came.update(buffer[:count])
         await channel.send(came.hexdigest().encode())
+
+
+async def _hold_channels(transport: Transport) -> None:
+    held: list[ControlChannel] = []
+    while True:
+        held.append(await transport.accept_control())
+
+
+def place_of(transport: Transport) -> Peer:
+    """A started transport as its peers are to know it."""
+    key = transport.public_key
+    return Peer(node_id_of(key), key, transport.host, transport.port, EPOCH)
 
 
 def peer_to_json(peer: Peer) -> dict[str, Any]:
@@ -99,6 +126,8 @@ async def live(plugin: TransportPlugin, plan: Plan, settings: Mapping[str, Any])
     transport = plugin.create(context)
     await transport.start()
     transport.set_peer(plan.peer)
+    sys.stdout.write(json.dumps(peer_to_json(place_of(transport))) + "\n")
+    sys.stdout.flush()
     acting = asyncio.ensure_future(plan.act(transport))
     await asyncio.to_thread(sys.stdin.read)
     acting.cancel()

@@ -1,35 +1,36 @@
-"""The transport contract (spec sections 23, 24, 35): peers by key and epoch, losses, the end of everything.
+"""The transport contract (spec sections 23, 24, 35): peers by key and epoch, the end of everything.
 
-With `edges.py`, `offers.py`, `unacknowledged.py` and `control.py` below it; the guarantees are those of
-`swactor_core.spi.transport`.
+With `edges.py`, `offers.py`, `unacknowledged.py`, `control.py`, `connections.py` and `losses.py` below it;
+the guarantees are those of `swactor_core.spi.transport`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
 from swactor_core.errors import EdgeBroken, EdgeClosed, ResourceError, TransportError
-from swactor_core.ids import EdgeId, NodeId, node_hex, node_id_of
+from swactor_core.ids import NodeId, node_hex, node_id_of
 from swactor_core.spi.provider import Kind
 
-from swactor_testing.conformance.bounds import Footprint, meanwhile, until, within
-from swactor_testing.conformance.control import ControlContract
-from swactor_testing.conformance.doomed import FAREWELL, Plan
-from swactor_testing.conformance.transport_rig import Endpoint, Neighbour, Pair, TransportRig, seed_of
+from swactor_testing.conformance.bounds import Footprint, meanwhile, within
+from swactor_testing.conformance.losses import LossContract
+from swactor_testing.conformance.transport_rig import (
+    CLOSE_BOUND,
+    REFUSED_WITHIN,
+    SLACK,
+    Neighbour,
+    Pair,
+    TransportRig,
+    openings,
+    seed_of,
+)
 
-CLOSE_BOUND = 2.0
-SLACK = 1.0
-"""For a busy machine, beyond a bound that the interface states."""
 
-REFUSED_WITHIN = 0.25
-"""Deadline of attempts that must fail."""
-
-
-class TransportContract(ControlContract):
+class TransportContract(LossContract):
     """Everything a transport keeps. Heirs give the fixture `plugin` and `capabilities`."""
 
     kind = Kind.TRANSPORT
@@ -62,7 +63,7 @@ class TransportContract(ControlContract):
         """`connect` and `open_edge` raise TransportError naming the peer."""
         left = await rig.start("left")
         stranger = node_id_of(b"nobody")
-        for call in _openings(left, stranger, REFUSED_WITHIN):
+        for call in openings(left, stranger, REFUSED_WITHIN):
             await self._fails(call(), stranger)
 
     async def test_a_peer_that_does_not_listen_fails_within_the_deadline(self, rig: TransportRig) -> None:
@@ -70,7 +71,7 @@ class TransportContract(ControlContract):
         left, gone = await rig.start("left"), await rig.start("gone")
         left.transport.set_peer(gone.peer())
         await gone.transport.close()
-        for call in _openings(left, gone.node_id, REFUSED_WITHIN):
+        for call in openings(left, gone.node_id, REFUSED_WITHIN):
             await self._fails(call(), gone.node_id)
 
     async def test_another_key_at_a_peers_address_is_refused(self, rig: TransportRig) -> None:
@@ -79,7 +80,7 @@ class TransportContract(ControlContract):
         impostor.transport.set_peer(left.peer())
         left.transport.set_peer(right.peer(port=impostor.transport.port))
         async with meanwhile(impostor.transport.accept_edge()) as accepting:
-            for call in _openings(left, right.node_id, REFUSED_WITHIN):
+            for call in openings(left, right.node_id, REFUSED_WITHIN):
                 await self._fails(call(), right.node_id)
             assert not accepting.done(), "a stream reached a node with another key"
 
@@ -88,7 +89,7 @@ class TransportContract(ControlContract):
         left, right = await rig.start("left"), await rig.start("right", authorised=False)
         left.transport.set_peer(right.peer())
         async with meanwhile(right.transport.accept_edge()) as accepting:
-            for call in _openings(left, right.node_id, REFUSED_WITHIN):
+            for call in openings(left, right.node_id, REFUSED_WITHIN):
                 await self._fails(call(), right.node_id)
             assert not accepting.done(), "a stream of an unauthorised node arrived"
 
@@ -152,42 +153,6 @@ class TransportContract(ControlContract):
             pair.left.transport.connect(pair.right.node_id, deadline=REFUSED_WITHIN), pair.right.node_id
         )
 
-    # --- losses ---
-
-    async def test_a_killed_peer_breaks_its_edge_and_is_told_once(self, rig: TransportRig) -> None:
-        """What arrived is read first; then EdgeBroken with a reason, never a clean end; `on_peer_lost` hears
-        when an authenticated connection ends without either side having closed it."""
-        survivor = await rig.start("survivor")
-        async with self.companion(rig, Plan(survivor.peer(), "edge")) as doomed:
-            arrival = survivor.transport.accept_edge()
-            who, _, reader = await within(rig.patience, arrival, "the edge of the doomed peer")
-            reader.grant(100)
-            pair = Pair(survivor, survivor, rig.patience)
-            assert await pair.read_exactly(reader, len(FAREWELL)) == FAREWELL
-            doomed.kill()
-            await self._lost(survivor, who)
-            await pair.broken(reader, "the death of its writer")
-        assert len(survivor.lost) == 1, f"one connection was lost, told were {survivor.lost}"
-
-    async def test_a_killed_peer_breaks_its_channel_and_is_told_once(self, rig: TransportRig) -> None:
-        """`receive` raises EdgeBroken: None is only for a peer that closed in order."""
-        survivor = await rig.start("survivor")
-        async with self.companion(rig, Plan(survivor.peer(), "control")) as doomed:
-            channel = await within(rig.patience, survivor.transport.accept_control(), "the doomed channel")
-            assert await within(rig.patience, channel.receive(), "its frame") == FAREWELL
-            doomed.kill()
-            await self._lost(survivor, channel.peer)
-            with pytest.raises(EdgeBroken, match=r"\S"):
-                await within(rig.patience, channel.receive(), "the channel to break")
-        assert len(survivor.lost) == 1, f"one connection was lost, told were {survivor.lost}"
-
-    async def _lost(self, survivor: Endpoint, who: NodeId) -> None:
-        bound = self.capabilities.loss_within
-        await until(bound, lambda: bool(survivor.lost), f"on_peer_lost of {node_hex(who)}")
-        node_id, why = survivor.lost[0]
-        assert node_id == who
-        assert why, "a loss without a reason"
-
     # --- the end ---
 
     async def test_a_close_is_bounded_and_ends_both_sides_of_everything(self, rig: TransportRig) -> None:
@@ -215,14 +180,22 @@ class TransportContract(ControlContract):
         assert loop.time() - begun <= CLOSE_BOUND + SLACK
         done, pending = await asyncio.wait(waiting, timeout=rig.patience)
         assert not pending, f"calls that outlive the close: {pending}"
+        _, receiving, *accepting = waiting
         for call in done:
             error = call.exception()
-            assert isinstance(error, TransportError) or call is waiting[1], f"{error!r} ended a waiting call"
+            assert isinstance(error, TransportError) or call is receiving, f"{error!r} ended a waiting call"
+        for call in accepting:
+            error = call.exception()
+            assert isinstance(error, EdgeClosed), (
+                f"{error!r} ended an accept, EdgeClosed says that all is over"
+            )
         await pair.broken(reader, "the close of its writer's transport")
         with contextlib.suppress(EdgeBroken):
             assert await within(rig.patience, theirs.receive(), "the channel's end") is None
-        with pytest.raises(EdgeClosed):
-            await pair.left.transport.open_edge(pair.right.node_id, EdgeId(9), deadline=rig.patience)
+        accepts = pair.left.transport.accept_edge, pair.left.transport.accept_control
+        for opening in (*openings(pair.left, pair.right.node_id, rig.patience), *accepts):
+            with pytest.raises(EdgeClosed):
+                await within(rig.patience, opening(), "a refusal")
         assert pair.left.lost == pair.right.lost == [], "an orderly close is no loss"
 
     async def test_after_close_nothing_is_left(self, rig: TransportRig) -> None:
@@ -263,13 +236,3 @@ class TransportContract(ControlContract):
         await within(rig.patience, third.transport.close(), "the third's close")
         await beside.broken(reader, "the close of its writer's transport")
         await neighbour.exchange()
-
-
-def _openings(endpoint: Endpoint, peer: NodeId, deadline: float) -> list[Callable[[], Awaitable[Any]]]:
-    """The three ways to reach a peer."""
-    transport = endpoint.transport
-    return [
-        lambda: transport.connect(peer, deadline=deadline),
-        lambda: transport.open_edge(peer, EdgeId(1), deadline=deadline),
-        lambda: transport.open_control(peer, deadline=deadline),
-    ]

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest_asyncio
 from swactor_core.errors import EdgeBroken
@@ -29,6 +30,13 @@ from swactor_testing.conformance.capabilities import TransportCapabilities
 
 HOST = "127.0.0.1"
 KIB = 1024
+
+CLOSE_BOUND = 2.0
+SLACK = 1.0
+"""For a busy machine, beyond a bound that the interface states."""
+
+REFUSED_WITHIN = 0.25
+"""Deadline of attempts that must fail."""
 
 
 def seed_of(name: str) -> bytes:
@@ -195,6 +203,16 @@ class Neighbour:
         """Raises AssertionError when `task` ends during a whole exchange."""
         await self.exchange()
         assert not task.done(), what
+
+
+def openings(endpoint: Endpoint, peer: NodeId, deadline: float) -> list[Callable[[], Awaitable[Any]]]:
+    """The three ways to reach a peer."""
+    transport = endpoint.transport
+    return [
+        lambda: transport.connect(peer, deadline=deadline),
+        lambda: transport.open_edge(peer, EdgeId(1), deadline=deadline),
+        lambda: transport.open_control(peer, deadline=deadline),
+    ]
 
 
 class TransportTests(Contract[TransportPlugin, TransportCapabilities]):

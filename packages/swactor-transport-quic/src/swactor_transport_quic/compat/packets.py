@@ -7,6 +7,7 @@ no socket and no clock.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from aioquic import tls
@@ -63,6 +64,7 @@ class ShortPackets(ArrivingPackets):
             lose(**keywords)
             if packets:
                 self.general = True
+                self._note_large(packets, keywords["now"])
 
         self._loss._on_packets_lost = lost  # type: ignore[method-assign]
 
@@ -224,6 +226,18 @@ class ShortPackets(ArrivingPackets):
             self._close_at = now + self._idle_timeout()
 
     # The path's size
+
+    def _note_large(self, lost: Iterable[QuicSentPacket], now: float) -> None:
+        """Whether all that is large gets lost, as far as these say it."""
+        base, controller = self._path_size.base, self._loss._cc
+        large = [packet for packet in lost if packet.sent_bytes > base and not isinstance(packet, SizeProbe)]
+        largest = getattr(controller, "largest_acknowledged", None)
+        if not large or largest is None:
+            return
+        controller.largest_acknowledged = 0  # type: ignore[attr-defined]  # as `congestion` has it
+        newest = max(packet.sent_time or 0.0 for packet in large)
+        if self._path_size.missed(largest, sent_at=newest, now=now):
+            self._use_size()
 
     def _probe(self, size: int, now: float) -> bytes:
         """A ping that fills a datagram of `size`. Its loss says nothing of congestion (RFC 9000 14.4)."""

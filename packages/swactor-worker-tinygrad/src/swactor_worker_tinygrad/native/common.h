@@ -122,10 +122,17 @@ INLINE floats exponential_below(floats x) {
   return (floats)((ints)exponential_within(x) & ~low);
 }
 
-/* cap * tanh(x / cap), which is x for small x and never beyond the cap. */
+/* cap * tanh(x / cap), never beyond the cap. Near 0 the polynomial of Cephes' tanhf: of 1 - 2 / (exp(2y) + 1) only the
+   cap's last bits would be left there, which are all of a logit that is small beside its cap. */
 INLINE floats capped(floats x, float cap) {
-  const floats e = exponential(x * (2.0f / cap));
-  return cap - 2.0f * cap / (e + 1.0f);
+  const floats y = x * (1.0f / cap), z = y * y;
+  floats p = z * -5.70498872745e-3f + 2.06390887954e-2f;
+  p = p * z - 5.37397155531e-2f;
+  p = p * z + 1.33314422036e-1f;
+  p = p * z - 3.33332819422e-1f;
+  const floats near = p * z * y + y, far = 1.0f - 2.0f / (exponential(y * 2.0f) + 1.0f);
+  const ints small = z < 0.390625f;
+  return cap * (floats)(((ints)near & small) | ((ints)far & ~small));
 }
 
 /* Asks for share `index` of `count` of the memory that is read next, while others are computed with. */

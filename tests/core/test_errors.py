@@ -1,0 +1,41 @@
+"""Remedies: of what a machine has run out of, and of names that were nearly right."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+from swactor_core.errors import did_you_mean, remedy_of_lack
+
+
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "ulimit -n"),
+        (OSError(errno.ENFILE, os.strerror(errno.ENFILE)), "files open"),
+        (BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "ulimit -u"),
+        (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "ulimit -v"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "space"),
+        (MemoryError(), "memory"),
+        (RuntimeError("can't start new thread"), "ulimit -u"),
+        (ImportError("x.so: failed to map segment from shared object"), "memory"),
+        (ImportError("libx.so.1: cannot allocate memory in static TLS block"), "memory"),
+    ],
+)
+def test_what_a_machine_has_run_out_of_has_its_remedy(error: BaseException, word: str) -> None:
+    assert word in remedy_of_lack(error)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOENT, "none"), OSError("no number"), ValueError("x"), ImportError("no module")]
+)
+def test_other_errors_are_no_lack(error: BaseException) -> None:
+    assert remedy_of_lack(error) == ""
+
+
+def test_a_slip_has_the_nearest_name_and_another_word_none() -> None:
+    known = ("threads", "weights", "kernels")
+    assert did_you_mean("wieghts", known) == "did you mean 'weights'? "
+    assert did_you_mean("kernel", known) == "did you mean 'kernels'? "
+    assert did_you_mean("colour", known) == did_you_mean("x", ()) == ""
