@@ -245,15 +245,12 @@ class EdgeRecord(Machine[EdgeProvisionState]):
     def _installed(self, event: RingInstalled, now: float) -> Outcome[EdgeProvisionState]:
         provision = self._provisioned()
         assert self._layout is not None
+        ring = (self._layout.ring_id, self._layout, self.local_edge_actor)
         establish: EstablishSend | EstablishRecv
         if isinstance(provision, ProvisionTx):
-            establish = EstablishSend(
-                self.edge_id, provision.rx_node_id, self._layout.ring_id, self._layout, self.local_edge_actor
-            )
+            establish = EstablishSend(self.edge_id, provision.rx_node_id, *ring)
         else:
-            establish = EstablishRecv(
-                self.edge_id, provision.tx_node_id, self._layout.ring_id, self._layout, self.local_edge_actor
-            )
+            establish = EstablishRecv(self.edge_id, provision.tx_node_id, *ring)
         self._pump = PumpProof.STOPPED  # from here on the driver must say so
         return S.WAITING_FOR_DRIVER, (
             Send(Address(Component.DRIVER), establish),
