@@ -57,6 +57,7 @@ def test_a_node_that_the_file_lacks_is_shown_its_lines(call: Any, home: Path) ->
     key = call("key", "--name", "b").out.strip()
     assert said.code == 2
     assert "has no node 'b'" in said.err
+    assert "its nodes: a; or add these lines:" in said.err
     assert f'public_key = "{key}"' in said.err.splitlines()
 
 

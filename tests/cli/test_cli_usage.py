@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from swactor_cli.checks import LOOPBACK
+from swactor_core.checks import CheckResult, CheckStatus
+from swactor_core.errors import ConfigError
+from swactor_core.node import addresses
 
 TINY = Path(__file__).parent.parent / "data" / "tiny"
 MODEL = TINY / "llama-tied.gguf"
@@ -149,10 +153,19 @@ def test_an_unknown_command_is_told_with_the_nearest_name(call: Any) -> None:
 CLUSTERS = {
     "not TOML": ("cluster = [", ["is not TOML"]),
     "no cluster table": ("[node]\nbind_port = 1\n", ["cluster: Field required"]),
-    "a misspelt field": (CLUSTER.replace("gossip_key", "gossip_kee"), ["cluster."]),
+    "a misspelt field": (
+        CLUSTER.replace("gossip_key", "gossip_kee"),
+        ["cluster.gossip_kee: is not a field", "did you mean 'gossip_key'?"],
+    ),
+    "a misspelt table": (CLUSTER.replace("[cluster]", "[clutser]"), ["clutser: ", "did you mean 'cluster'?"]),
+    "a bad id": (CLUSTER.replace('"c"', '"c d"'), ["cluster.id: cannot be a name", "letters, digits"]),
+    "another encoding": ("\ufeff\ufeff" + CLUSTER, ["is not TOML"]),
     "an unknown table": (CLUSTER + "[nodes]\n", ["nodes: is not a field", "did you mean 'node'?"]),
-    "a bad key": (CLUSTER.replace(KEY, "xyz", 1), ["cluster.gossip_key"]),
-    "a bad seed": (CLUSTER + 'seeds = ["nohost"]\n', ["cluster.seeds.0"]),
+    "a bad key": (
+        CLUSTER.replace(KEY, "xyz", 1),
+        ["cluster.gossip_key: is not 64 hexadecimal digits", "swactor-cli cluster new"],
+    ),
+    "a bad seed": (CLUSTER + 'seeds = ["nohost"]\n', ["cluster.seeds.0: is not host:port", "10.0.0.1:7946"]),
     "a bad port": (CLUSTER + "[node]\nbind_port = 70000\n", ["node.bind_port", "65535"]),
     "a bad memory": (
         CLUSTER + f'[[cluster.nodes]]\nname = "a"\npublic_key = "{KEY}"\nmemory_bytes = 0\n',
@@ -183,6 +196,40 @@ def test_every_command_names_field_and_file_of_a_bad_cluster_file(
     said = call(command, *arguments, "--cluster", file)
     refused(said, "c.toml", *words)
     assert KEY not in said.err  # a gossip key is a secret: no error quotes it
+
+
+def test_a_byte_order_mark_is_no_mistake(call: Any, home: Path) -> None:
+    (home / "c.toml").write_text("\ufeff" + CLUSTER)
+    refused(call("plan", MODEL, "--cluster", home / "c.toml"), "no node")
+
+
+def test_a_machine_without_loopback_is_told_before_nodes_wait_for_one_another(
+    call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    down = CheckResult(CheckStatus.FAIL, "UDP on loopback: [Errno 101] Network is unreachable", LOOPBACK)
+    monkeypatch.setattr("swactor_cli.commands.run.check_udp", lambda: down)
+    said = call("run", MODEL, "--worker", "echo", "--prompt-ids", "1")
+    assert (said.code, said.out) == (1, "")
+    assert "error: UDP on loopback: [Errno 101]" in said.err
+    assert "ip link set lo up" in said.err
+
+
+def test_a_node_s_worker_settings_are_refused_at_once_as_those_of_a_run(call: Any, home: Path) -> None:
+    key = call("key", "--name", "a").out.strip()
+    file = home / "c.toml"
+    call("cluster", "new", "--nodes", f"a={key}", "--seed", "127.0.0.1:1", "--out", file)
+    refused(
+        call("node", "--cluster", file, "--name", "a", "--worker-option", "wieghts=packed"),
+        "no setting 'wieghts'",
+        "did you mean 'weights'?",
+    )
+
+
+def test_a_node_whose_seeds_cannot_be_reached_is_told_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "_own_address_towards", lambda *_: None)
+    with pytest.raises(ConfigError, match=r"no seed of nowhere\.invalid:1 can be resolved") as caught:
+        addresses.advertised_host("0.0.0.0", "", ("nowhere.invalid:1",))
+    assert "--advertise" in caught.value.hint
 
 
 def test_a_cluster_without_nodes_cannot_be_planned(call: Any, home: Path) -> None:

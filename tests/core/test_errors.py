@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 
 import pytest
 from swactor_core.errors import did_you_mean, remedy_of_lack
@@ -39,3 +41,33 @@ def test_a_slip_has_the_nearest_name_and_another_word_none() -> None:
     assert did_you_mean("wieghts", known) == "did you mean 'weights'? "
     assert did_you_mean("kernel", known) == "did you mean 'kernels'? "
     assert did_you_mean("colour", known) == did_you_mean("x", ()) == ""
+
+
+ASKS = """
+import sys
+from swactor_core.errors import remedy_of_encoding
+print(remedy_of_encoding(sys.argv[1], "not UTF-8"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "ascii_only", "word"),
+    [
+        ("ü".encode(), True, "LC_ALL"),
+        (b"\xff\xfe", True, "not UTF-8"),
+        (b"\xff\xfe", False, "not UTF-8"),
+    ],
+)
+def test_bytes_that_are_utf8_after_all_are_the_locale_s_fault(
+    text: bytes, ascii_only: bool, word: str
+) -> None:
+    settings = {"LC_ALL": "C", "PYTHONUTF8": "0"} if ascii_only else {"LC_ALL": "C.UTF-8"}
+    done = subprocess.run(
+        [sys.executable, "-c", ASKS, text],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **settings},
+        timeout=60,
+        check=True,
+    )
+    assert word in done.stdout

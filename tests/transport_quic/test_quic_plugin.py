@@ -55,8 +55,11 @@ def test_bad_input_is_refused_before_anything_is_bound():
         made.create(context(seed=b"short"))
     with pytest.raises(ConfigError, match="epoch"):
         made.create(context(epoch=-1))
-    with pytest.raises(ConfigError, match="nonsense"):
+    with pytest.raises(ConfigError, match="nonsense") as caught:
         made.create(context(settings={"nonsense": 1}))
+    assert caught.value.hint.startswith("known settings: datagram_size"), (
+        "settings, and nothing of pydantic's"
+    )
 
 
 async def test_a_transport_that_is_not_started_says_so():

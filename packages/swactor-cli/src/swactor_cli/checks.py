@@ -72,6 +72,9 @@ def check_memory() -> CheckResult:
     return CheckResult(CheckStatus.OK, detail)
 
 
+LOOPBACK = "put the loopback interface up (`ip link set lo up`) and allow UDP sockets on 127.0.0.1"
+
+
 def check_udp() -> CheckResult:
     """A datagram of the size that QUIC sends goes to this machine's own loopback and back."""
     try:
@@ -81,7 +84,7 @@ def check_udp() -> CheckResult:
             udp.sendto(bytes(DATAGRAM), udp.getsockname())
             received = len(udp.recv(2 * DATAGRAM))
     except OSError as error:
-        return CheckResult(CheckStatus.FAIL, f"UDP on loopback: {error}", "allow UDP sockets on 127.0.0.1")
+        return CheckResult(CheckStatus.FAIL, f"UDP on loopback: {error}", LOOPBACK)
     if received != DATAGRAM:
         return CheckResult(CheckStatus.FAIL, f"{received} of {DATAGRAM} bytes came back over loopback")
     return CheckResult(CheckStatus.OK, f"{DATAGRAM} bytes went over loopback")

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from swactor_core.errors import UsageError
+from swactor_core.errors import UsageError, remedy_of_encoding
 from swactor_core.spi.loader import ModelFacts, Tokenizer
 from swactor_core.stop_text import StopText
 
@@ -95,7 +95,8 @@ def check_text(option: str, text: str) -> None:
     """Raises UsageError for bytes that were no UTF-8, which arrive as lone surrogates."""
     if (broken := re.search(r"[\ud800-\udfff]", text)) is not None:
         raise UsageError(
-            f"{option} is not valid UTF-8 behind {broken.start()} characters", hint="give the text as UTF-8"
+            f"{option} is not valid UTF-8 behind {broken.start()} characters",
+            hint=remedy_of_encoding(text, "give the text as UTF-8"),
         )
 
 

@@ -25,10 +25,24 @@ from pydantic import (
 
 from swactor_core.errors import ConfigError, did_you_mean
 
-Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-HostPort = Annotated[str, StringConstraints(pattern=r"^(\[[0-9a-fA-F:]+\]|[^:\s]+):[0-9]{1,5}$")]
+_HEX32 = r"^[0-9a-f]{64}$"
+_HOST_PORT = r"^(\[[0-9a-fA-F:]+\]|[^:\s]+):[0-9]{1,5}$"
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+Hex32 = Annotated[str, StringConstraints(pattern=_HEX32)]
+HostPort = Annotated[str, StringConstraints(pattern=_HOST_PORT)]
 Port = Annotated[int, Field(ge=0, le=65535)]
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+Name = Annotated[str, StringConstraints(pattern=_NAME)]
+_OF_NAMES = "letters, digits, dots, dashes and underscores, at most 63, a letter or digit first"
+
+# What is wrong with text of another form, and the remedy; keys are not shown, one of them is a secret.
+_FORMS = {
+    _HEX32: (
+        "is not 64 hexadecimal digits, small letters",
+        "`swactor-cli key` prints a public key, `swactor-cli cluster new` makes a file with a gossip key",
+    ),
+    _HOST_PORT: ("is not host:port", "write it like 10.0.0.1:7946 or [::1]:7946"),
+    _NAME: ("cannot be a name", _OF_NAMES),
+}
 
 _YES, _NO = frozenset({"1", "yes", "true", "on"}), frozenset({"0", "no", "false", "off"})
 
@@ -141,7 +155,7 @@ def checked_name(name: str) -> str:
     except ValidationError:
         raise ConfigError(
             f"{name!r} cannot be a name",
-            hint="letters, digits, dots, dashes and underscores, at most 63, a letter or digit first",
+            hint=_OF_NAMES,
         ) from None
 
 
@@ -154,7 +168,7 @@ def load_cluster_file(path: str) -> ClusterFile:
             f"cluster file {path!r}: {error.strerror}", hint="name a readable TOML file"
         ) from None
     try:
-        data = tomllib.loads(text.decode())
+        data = tomllib.loads(text.decode("utf-8-sig"))  # some editors begin with a byte order mark
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"cluster file {path!r} is not TOML: {error}") from None
     return validated(ClusterFile, data, origin=f"cluster file {path!r}")
@@ -165,10 +179,14 @@ def validated(kind: type[SettingsT], data: Mapping[str, Any], *, origin: str) ->
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        errors = error.errors(include_url=False)  # a field that is missing may be one that is misspelt
+        first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
         where = ".".join(str(part) for part in first["loc"]) or "the whole"
         hint = _known_fields(kind, first["loc"]) if first["type"] == "extra_forbidden" else ""
+        pattern = first.get("ctx", {}).get("pattern")
         what = "is not a field" if hint else first["msg"].removeprefix("Value error, ")
+        if pattern in _FORMS:
+            what, hint = _FORMS[pattern]
         raise ConfigError(f"{origin}: {where}: {what}", hint=hint) from None
 
 

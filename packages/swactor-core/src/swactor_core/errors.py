@@ -7,6 +7,7 @@ reason enum (`faults.py`).
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -39,6 +40,16 @@ def remedy_of_lack(error: BaseException) -> str:
     if isinstance(error, RuntimeError) and "can't start new thread" in said:
         return _REMEDIES[errno.EAGAIN]
     return _REMEDIES[errno.ENOMEM] if isinstance(error, MemoryError) else ""
+
+
+def remedy_of_encoding(text: str, otherwise: str) -> str:
+    """The remedy for `text` of the system's that has come with lone surrogates (PEP 383): its bytes may be
+    UTF-8, and this process not know it; `otherwise` where they are not."""
+    try:
+        os.fsencode(text).decode()
+    except UnicodeError:
+        return otherwise
+    return "this process takes text for ASCII: set LC_ALL to C.UTF-8, and PYTHONUTF8 not to 0"
 
 
 class SwactorError(Exception):

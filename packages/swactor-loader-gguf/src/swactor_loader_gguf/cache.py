@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from swactor_core.errors import ModelError
+from swactor_core.errors import ModelError, remedy_of_encoding
 from swactor_core.faults import ModelFailure
 
 from swactor_loader_gguf.sparse import WRITABLE
@@ -48,7 +48,7 @@ def cache_directory() -> Path:
     if not is_text(folder):
         raise ModelError(
             f"the name of the cache, {folder!r}, is not valid UTF-8",
-            hint="set SWACTOR_CACHE_DIR to a folder whose name is",
+            hint=remedy_of_encoding(folder, "set SWACTOR_CACHE_DIR to a folder whose name is"),
             cause=ModelFailure.CACHE_UNUSABLE,
         )
     return Path(folder)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from swactor_core.errors import ModelError
+from swactor_core.errors import ModelError, remedy_of_encoding
 from swactor_core.faults import ModelFailure
 
 from swactor_loader_gguf.cache import Progress, is_text, silent
@@ -205,7 +205,9 @@ def _local(name: str) -> str:
     if not is_text(str(path)):
         raise ModelError(
             f"the path of the model, {str(path)!r}, is not valid UTF-8",
-            hint="rename it, or copy or hard-link the file to a place with a name of UTF-8",
+            hint=remedy_of_encoding(
+                str(path), "rename it, or copy or hard-link the file to a place with a name of UTF-8"
+            ),
         )
     try:
         if path.is_file():

@@ -6,7 +6,7 @@ Knows no socket and no connection. Times are seconds, sizes bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -92,7 +92,7 @@ def parse_settings(settings: Mapping[str, Any]) -> QuicSettings:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"]) or "settings"
-        known = ", ".join(QuicSettings.__dataclass_fields__)
+        known = ", ".join(field.name for field in fields(QuicSettings))
         raise ConfigError(
             f"transport quic: {name} = {first['input']!r}: {first['msg']}", hint=f"known settings: {known}"
         ) from None

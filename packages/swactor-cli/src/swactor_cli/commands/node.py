@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from swactor_core.config import ClusterFile, NodeSettings, choose_plugins, load_cluster_file, validated
-from swactor_core.errors import UsageError
+from swactor_core.errors import UsageError, did_you_mean
 from swactor_core.events import EventName
-from swactor_core.hosting import refuse_separate_processes
+from swactor_core.hosting import refuse_separate_processes, refuse_wrong_settings
 from swactor_core.node.addresses import advertised_host
 from swactor_core.node.identity import key_in_use, load_or_create_seed
 from swactor_core.node.node import Node
@@ -56,9 +56,11 @@ def run_node(options: NodeOptions, output: Output) -> ExitCode:
     refuse_separate_processes(plugins, choice)
     public_key = public_key_of(seed, plugins, choice)
     if entry is None:
+        names = [node.name for node in file.cluster.nodes]
         raise UsageError(
             f"cluster file {options.cluster!r} has no node {options.name!r}",
-            hint=f'add these lines:\n[[cluster.nodes]]\nname = "{options.name}"\npublic_key = "{public_key}"',
+            hint=f"{did_you_mean(options.name, names)}its nodes: {', '.join(names) or 'none'}; "
+            f'or add these lines:\n[[cluster.nodes]]\nname = "{options.name}"\npublic_key = "{public_key}"',
         )
     if entry.public_key != public_key:
         raise UsageError(
@@ -81,6 +83,7 @@ def run_node(options: NodeOptions, output: Output) -> ExitCode:
         },
         worker=worker_settings(options.device, options.worker_options),
     )
+    refuse_wrong_settings(plugins, choice, settings.worker)
     output.note(f"node {options.name}, public key {public_key}")
     with key_in_use(key_file):
         fault = asyncio.run(

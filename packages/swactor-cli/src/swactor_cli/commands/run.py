@@ -10,8 +10,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
+from swactor_core.checks import CheckStatus
 from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file, offline
-from swactor_core.errors import UsageError
+from swactor_core.errors import ResourceError, UsageError
 from swactor_core.hosting import (
     local_names,
     memory_of_workers,
@@ -35,6 +36,7 @@ from swactor_core.spi.loader import Model, Tokenizer
 from swactor_core.spi.provider import Kind
 
 from swactor_cli.answer import Answer
+from swactor_cli.checks import check_udp
 from swactor_cli.errors import ExitCode
 from swactor_cli.interrupts import Interrupts
 from swactor_cli.keys import orchestrator_key_file
@@ -115,6 +117,9 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         runner = closing.enter_context(asyncio.Runner())
         ahead = NodesAhead()
         if file is None and not nodes_in_process(plugins, choice):
+            udp = check_udp()
+            if udp.status is CheckStatus.FAIL:  # its nodes would wait for one another
+                raise ResourceError(udp.detail, hint=udp.remedy)
             closing.callback(lambda: runner.run(ahead.close()))
             runner.run(ahead.start(nodes))
         tokenizer = tokenizer_of(model, options.pre)

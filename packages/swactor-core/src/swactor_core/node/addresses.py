@@ -26,8 +26,10 @@ def advertised_host(bind_host: str, advertise_host: str, seeds: tuple[str, ...])
         if found is not None:
             return found
     raise ConfigError(
-        f"it listens on {bind_host!r}, and nothing says at which address others reach it",
-        hint="give --advertise HOST (advertise_host in the cluster file's table), or name a seed",
+        f"it listens on {bind_host!r}, and nothing says at which address others reach it"
+        + (f": no seed of {', '.join(seeds)} can be resolved or routed to" if seeds else ""),
+        hint="give --advertise HOST (advertise_host in the cluster file's table), or name a seed that can be "
+        "reached",
     )
 
 
