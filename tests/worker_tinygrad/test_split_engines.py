@@ -21,7 +21,7 @@ MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All in Q8_0, which has a native kernel, but one matrix of the second block in MXFP4, which has none."""
+    """All in Q8_0, which has a native kernel, but one matrix of the second block in Q1_0, which has none."""
     path = tmp_path_factory.mktemp("mixed") / "mixed.gguf"
     generator = np.random.default_rng(4)
     writer = GGUFWriter(str(path), "llama")
@@ -44,10 +44,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name in MATRICES:
             if (layer, name) != (1, "attn_q"):
                 add(f"blk.{layer}.{name}.weight", (WIDTH, WIDTH), GGMLQuantizationType.Q8_0)
-    kind = GGMLQuantizationType.MXFP4
+    kind = GGMLQuantizationType.Q1_0
     per_block, block_bytes = GGML_QUANT_SIZES[kind]
     blocks = generator.integers(0, 256, (WIDTH * WIDTH // per_block, block_bytes), dtype=np.uint8)
-    blocks[:, 0] = 122  # the block's exponent: 2 ** (122 - 127)
+    blocks[:, :2] = np.full((len(blocks), 1), 0.05, np.float16).view(np.uint8)  # the block's scale
     writer.add_tensor("blk.1.attn_q.weight", blocks.reshape(WIDTH, -1), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -81,7 +81,7 @@ def test_a_split_gives_the_bits_of_the_whole(backend: Any, model: Path) -> None:
 
 
 def test_fast_numerics_are_refused_for_a_model_that_is_a_graph(fast_backend: Any, model: Path) -> None:
-    with pytest.raises(RoleError, match=r"no native kernels for MXFP4.*numerics = fast") as caught:
+    with pytest.raises(RoleError, match=r"no native kernels for Q1_0.*numerics = fast") as caught:
         Pipeline(fast_backend, model, 1, **OPTIONS)
     assert caught.value.reason is RoleFailure.CONFIG_INVALID
     assert "leave the worker option numerics out" in caught.value.hint

@@ -203,11 +203,19 @@ def test_block_sizes_are_those_of_gguf(backend: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "engine"), [("IQ4_NL", "NativeEngine"), ("TQ2_0", "NativeEngine"), ("IQ3_S", "GraphEngine")]
+    ("name", "engine"),
+    [
+        ("IQ4_NL", "NativeEngine"),
+        ("TQ2_0", "NativeEngine"),
+        ("IQ3_S", "NativeEngine"),
+        ("Q1_0", "GraphEngine"),
+    ],
 )
 def test_types_with_and_without_kernels(backend: Any, tmp_path: Path, name: str, engine: str) -> None:
-    """IQ4_NL has a kernel of ours, TQ2_0 is unpacked on the host, IQ3_S is left to tinygrad's graph."""
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, dequantize
+    """IQ4_NL has a kernel of ours, TQ2_0 is unpacked on the host, IQ3_S in models as small as this, and Q1_0
+    is left to tinygrad's graph."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
+    from swactor_worker_tinygrad.weights import unpack_on_host
 
     kind = GGMLQuantizationType[name]
     generator = np.random.default_rng(3)
@@ -233,7 +241,7 @@ def test_types_with_and_without_kernels(backend: Any, tmp_path: Path, name: str,
                 values[matrix] = blocks.reshape(256, -1)
                 writer.add_tensor(f"blk.0.{matrix}.weight", values[matrix], raw_dtype=kind)
             else:
-                unpacked = np.asarray(dequantize(values[matrix], kind), np.float32)
+                unpacked = unpack_on_host(values[matrix], kind, 256)
                 writer.add_tensor(f"blk.0.{matrix}.weight", unpacked)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -256,15 +264,34 @@ def test_native_kernels_are_refused_where_they_do_not_do(
     """By default such a stage is computed as a graph; who asks for native kernels hears why not."""
     base = manifest_of(DATA.parent / "quants" / "Q2_K.gguf")
     odd = tuple(
-        replace(ref, ggml_type=21, type_name="IQ3_S", nbytes=math.prod(ref.dims) // 256 * 110)
+        replace(ref, ggml_type=41, type_name="Q1_0", nbytes=math.prod(ref.dims) // 128 * 18)
         if ref.name == "blk.1.attn_q.weight"
         else ref
         for ref in base.tensors
     )
     monkeypatch.setattr(backend, "settings", replace(backend.settings, kernels="native"))
-    with pytest.raises(RoleError, match="no native kernels for IQ3_S, of which the model") as caught:
+    with pytest.raises(RoleError, match="no native kernels for Q1_0, of which the model") as caught:
         backend.configure(
             config_of(replace(base, tensors=odd)), progress=lambda _: None, should_abort=lambda: False
         )
     assert caught.value.reason is RoleFailure.CONFIG_INVALID
     assert "graph" in caught.value.hint
+
+
+def test_a_small_model_is_unpacked_rather_than_computed_as_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    from swactor_worker_tinygrad import stage_tensors
+
+    whole = manifest_of(DATA.parent / "quants" / "Q2_K.gguf")
+    odd = replace(whole, matrix_types=(*whole.matrix_types, 21, 39, 16, 41))
+    parameters, tensors = stage_tensors.check_model(odd, 16)
+    held = sum(math.prod(ref.dims) for ref in tensors.all() if len(ref.dims) > 1)
+    assert held <= parameters.matrix_values <= 2 * held
+    assert stage_tensors.types_for_graphs(odd, parameters, tensors) == {41}, "which the gguf package lacks"
+    monkeypatch.setattr(stage_tensors, "UNPACKED_VALUES", parameters.matrix_values - 1)
+    assert stage_tensors.types_for_graphs(odd, parameters, tensors) == {21, 39, 41}
+    parts = [
+        replace(manifest_of(Path(whole.tensors[0].path), *part), matrix_types=odd.matrix_types)
+        for part in ((0, 1), (1, whole.num_layers))
+    ]
+    for part in parts:
+        assert stage_tensors.types_for_graphs(part, *stage_tensors.check_model(part, 16)) == {21, 39, 41}

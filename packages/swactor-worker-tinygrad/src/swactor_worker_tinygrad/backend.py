@@ -27,7 +27,7 @@ from swactor_core.spi.worker import LoadProgress, RoleError, StageConfig
 from swactor_worker_tinygrad import environment
 from swactor_worker_tinygrad.families import FAMILIES
 from swactor_worker_tinygrad.parameters import ModelParameters
-from swactor_worker_tinygrad.stage_tensors import StageTensors, check_model
+from swactor_worker_tinygrad.stage_tensors import StageTensors, check_model, types_for_graphs
 from swactor_worker_tinygrad.tensor_types import GRAPH_TYPES
 
 PROGRESS_SECONDS = 1.0
@@ -178,7 +178,7 @@ class TinygradBackend:
         wanted = [ref for block in tensors.blocks for ref in block.values()]
         single = (tensors.output_norm, tensors.head, tensors.head_bias)
         wanted += [ref for ref in single if ref is not None]
-        native = self._computes_natively(config.manifest, tensors)
+        native = self._computes_natively(config.manifest, parameters, tensors)
         if not native:
             _opened(self.settings)
         if native and tensors.embedding is not None and tensors.embedding not in wanted:
@@ -233,21 +233,20 @@ class TinygradBackend:
             rope=tables,
         )
 
-    def _computes_natively(self, manifest: StageManifest, tensors: StageTensors) -> bool:
+    def _computes_natively(
+        self, manifest: StageManifest, parameters: ModelParameters, tensors: StageTensors
+    ) -> bool:
         """Whether the native kernels compute this model, by the setting and by what they can do: a property
         of the whole model, because engines differ in the last bits and every split must give the same tokens.
         Raises RoleError when they are asked for and cannot."""
-        from swactor_worker_tinygrad.native_engine import without_kernel
-
         if self.settings.kernels == "graph":
             return False
-        kinds = {ref.ggml_type for ref in tensors.all() if len(ref.dims) > 1} | set(manifest.matrix_types)
         if not self.settings.has_native_kernels:
             lacking = f"on device {self.settings.device}"
-        elif without_kernel(kinds):
+        elif without := types_for_graphs(manifest, parameters, tensors):
             from gguf import GGMLQuantizationType
 
-            names = sorted(GGMLQuantizationType(kind).name for kind in without_kernel(kinds))
+            names = sorted(GGMLQuantizationType(kind).name for kind in without)
             lacking = f"for {', '.join(names)}, of which the model has matrices"
         else:
             return True

@@ -15,7 +15,7 @@ from swactor_core.spi.provider import WorkerMemory
 
 from swactor_worker_tinygrad.environment import WorkerSettings, read_settings
 from swactor_worker_tinygrad.parameters import ModelParameters
-from swactor_worker_tinygrad.stage_tensors import StageTensors, check_model
+from swactor_worker_tinygrad.stage_tensors import StageTensors, check_model, types_for_graphs
 from swactor_worker_tinygrad.tensor_types import GRAPH_TYPES, NATIVE_TYPES, PACKED_TYPES
 
 LANES = 16  # rows that are packed side by side
@@ -35,7 +35,7 @@ def model_memory(
     kernels that the worker would refuse."""
     wanted = read_settings(settings)
     parameters, tensors = check_model(manifest, max_context)
-    native = _native(wanted, manifest, tensors)
+    native = _native(wanted, manifest, parameters, tensors)
     packed = native and wanted.weights != "mapped"
 
     def copies(refs: Iterable[TensorRef]) -> int:
@@ -64,14 +64,13 @@ def model_memory(
     )
 
 
-def _native(wanted: WorkerSettings, manifest: StageManifest, tensors: StageTensors) -> bool:
+def _native(
+    wanted: WorkerSettings, manifest: StageManifest, parameters: ModelParameters, tensors: StageTensors
+) -> bool:
     """As the backend decides it, but for the compiler, which another machine may lack."""
     if wanted.kernels == "graph" or wanted.device_kind != "CPU":
         return False
-    kinds = {ref.ggml_type for ref in tensors.all() if len(ref.dims) > 1} | set(manifest.matrix_types)
-    return wanted.kernels == "native" or not any(
-        kind not in NATIVE_TYPES and kind in GRAPH_TYPES for kind in kinds
-    )
+    return wanted.kernels == "native" or not types_for_graphs(manifest, parameters, tensors)
 
 
 def _process(wanted: WorkerSettings, *, native: bool) -> int:

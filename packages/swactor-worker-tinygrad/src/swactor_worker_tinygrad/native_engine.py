@@ -20,7 +20,6 @@ from swactor_worker_tinygrad.native import (
     LANE_TYPES,
     LANES,
     QUADS,
-    TYPES,
     KernelList,
     Kernels,
     Team,
@@ -32,19 +31,13 @@ from swactor_worker_tinygrad.native import (
 )
 from swactor_worker_tinygrad.parameters import ModelParameters
 from swactor_worker_tinygrad.rope_tables import Tables
-from swactor_worker_tinygrad.tensor_types import BLOCKS, F32, GRAPH_TYPES
+from swactor_worker_tinygrad.tensor_types import BLOCKS, F32
 from swactor_worker_tinygrad.weights import Ends, Weight, unpack_on_host
 
 BlockWeights = dict[str, Weight]
 _MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_inp")
 _EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 Entry = list[int]
-
-
-def without_kernel(ggml_types: set[int]) -> set[int]:
-    """Those of the types whose matrices are better computed as a graph: no kernel here reads them, and they
-    need not be unpacked as types must be that the graph cannot read either."""
-    return {kind for kind in ggml_types if kind not in TYPES and kind in GRAPH_TYPES}
 
 
 def _packed_bytes(weight: Weight) -> int:

@@ -54,6 +54,9 @@ HOST_TYPES = frozenset({10, 11, 16, 17, 19, 20, 29, 34, 35, 40})
 # types that tinygrad unpacks inside the kernel that reads them
 GRAPH_TYPES = frozenset(BLOCKS) - HOST_TYPES
 
+# types that nothing but tinygrad unpacks
+TINYGRAD_TYPES = frozenset({41})
+
 # types whose matrices a native kernel reads
 NATIVE_TYPES = frozenset({0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 30})
 # those of them that can be laid out anew in memory
