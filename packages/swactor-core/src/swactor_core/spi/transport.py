@@ -175,4 +175,7 @@ class TransportPlugin(Protocol):
     def public_key(self, seed: bytes) -> bytes:
         """The public key of a 32-byte seed."""
 
-    def create(self, context: TransportContext) -> Transport: ...
+    def create(self, context: TransportContext) -> Transport:
+        """Binds nothing yet. Raises ConfigError naming a setting that it does not know, or whose value it
+        does not take."""
+        ...
