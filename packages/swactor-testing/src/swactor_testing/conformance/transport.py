@@ -109,6 +109,21 @@ class TransportContract(LossContract):
         right.transport.set_peer(left.peer())
         await left.transport.connect(right.node_id, deadline=self.capabilities.patience)
 
+    async def test_a_removed_peer_needs_authorisation_again(self, rig: TransportRig) -> None:
+        """`remove_peer` forgets it: who is no member any more is an unknown dialler, whoever it was."""
+        left, right = await rig.start("left"), await rig.start("right", authorised=False)
+        left.transport.set_peer(right.peer())
+        right.transport.set_peer(left.peer())
+        pair = Pair(left, right, rig.patience)
+        sender, _ = await pair.edge()
+        right.transport.remove_peer(left.node_id)
+        with pytest.raises(EdgeBroken):  # from then on left knows that it has to dial again
+            await pair.write_all(sender, b"x")
+        async with meanwhile(right.transport.accept_edge()) as accepting:
+            for call in openings(left, right.node_id, REFUSED_WITHIN):
+                await self._fails(call(), right.node_id)
+            assert not accepting.done(), "a stream of a removed peer arrived"
+
     async def _fails(self, call: Awaitable[Any], node_id: NodeId) -> None:
         with pytest.raises(TransportError) as caught:
             await within(self.capabilities.patience, call, "a refusal")
