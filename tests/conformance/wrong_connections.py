@@ -10,7 +10,7 @@ import socket
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from around_transport import AroundTransport
+from around_transport import AroundTransport, later
 from around_transport import WrongTransport as Wrong
 from swactor_core.errors import EdgeBroken, EdgeClosed, TransportError
 from swactor_core.spi.transport import Peer, TransportContext
@@ -99,6 +99,42 @@ class TestACloseDropsWhatWasFinished(Wrong):
     @classmethod
     def changed(cls, context: TransportContext) -> TransportContext:
         return replace(context, settings={**context.settings, "drain_timeout": 0, "latency": 0.01})
+
+
+@caught_by("test_a_close_is_told_after_the_longest_frame", "the close has overtaken the longest frame")
+class TestACloseOvertakesLongFrames(Wrong):
+    class channel(Around):
+        closed = False
+
+        async def send(self, frame: bytes) -> None:
+            if len(frame) < 100_000:
+                await self._inner.send(frame)
+                return
+
+            async def sends() -> None:
+                await asyncio.sleep(0.01)
+                if not self.closed:
+                    await self._inner.send(frame)
+
+            later(sends())
+
+        async def close(self) -> None:
+            self.closed = True
+            await self._inner.close()
+
+
+@caught_by("test_a_removed_peer_needs_authorisation_again", "DID NOT RAISE")
+class TestWhoWasKnownIsKnownForEver(Wrong):
+    known: ClassVar[set[bytes]] = set()
+
+    @classmethod
+    def changed(cls, context: TransportContext) -> TransportContext:
+        return replace(context, authorise=lambda key: key in cls.known or context.authorise(key))
+
+    class around(AroundTransport):
+        def set_peer(self, peer: Peer) -> None:
+            self.parts.known.add(peer.public_key)
+            self._inner.set_peer(peer)
 
 
 # --- many callers ---

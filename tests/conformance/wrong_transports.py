@@ -32,6 +32,13 @@ class TestUnbroken(Wrong):
     capabilities = replace(Wrong.capabilities, patience=10.0)
 
 
+@caught_by("test_an_unknown_setting_is_refused_by_name", "DID NOT RAISE")
+class TestTakesAnySetting(Wrong):
+    @classmethod
+    def changed(cls, context: TransportContext) -> TransportContext:
+        return replace(context, settings={})
+
+
 # --- bytes ---
 
 

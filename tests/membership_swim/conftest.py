@@ -72,13 +72,15 @@ class Participant:
 
 
 class World:
-    """Virtual time over real machines. `loss` is the share of packets lost on each way."""
+    """Virtual time over real machines. `loss` is the share of packets lost on each way; of those larger than
+    `carries` all are."""
 
     def __init__(self, seed: int, *, settings: SwimSettings = LOCAL, loss: float = 0.0) -> None:
         self.seed = seed
         self.now = 1000.0
         self.settings = settings
         self.loss = loss
+        self.carries = 65_507
         self.delay = (0.0002, 0.002)
         self.cut: Callable[[str, str], bool] = lambda sender, receiver: False
         self.people: dict[str, Participant] = {}
@@ -175,7 +177,8 @@ class World:
         self.sent_packets += 1
         self.sent_bytes += size
         receiver = self._by_address.get(action.address)
-        if receiver is None or self.cut(name, receiver) or self._network.random() < self.loss:
+        stopped = receiver is None or self.cut(name, receiver) or size > self.carries
+        if stopped or self._network.random() < self.loss:
             self.lost += 1
             return
         event = Received(life_of(person.machine.me), action.data, person.address)

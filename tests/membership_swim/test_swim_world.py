@@ -75,6 +75,20 @@ def test_suspicions_under_heavy_loss_are_refuted(world) -> None:
     assert suspicions > 20
 
 
+@pytest.mark.parametrize("settings", [LAN, LOCAL], ids=["lan", "local"])
+@pytest.mark.parametrize("count", [5, 12, 24])
+def test_a_path_that_carries_what_quic_needs_is_enough(world, settings, count) -> None:
+    """What is full, as views and rumours of a dozen are, must pass where the data plane does."""
+    w = world(count, settings=settings)
+    w.carries = 1200
+    names = w.cluster(count)
+    w.crash(names[1])
+    w.run(settings.detection_bound(count - 1) + 1.0)
+    seen = {o for o, n, _, _ in w.verdicts(MemberState.DEAD) if n == names[1]}
+    assert seen == {*names} - {names[1]}
+    assert {n for _, n, _, _ in w.verdicts(MemberState.DEAD)} == {names[1]}
+
+
 @pytest.mark.parametrize("seconds", [0.5, 1.0, 3.0, 30.0])
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_a_paused_process_accuses_nobody_when_it_resumes(world, count, seconds) -> None:

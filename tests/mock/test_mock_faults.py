@@ -11,6 +11,7 @@ from mock_run import MockRun
 from swactor_core.ids import NodeId
 from swactor_core.machines.run import RunBounds, RunOutcome, RunState
 from swactor_core.machines.stage import StageController
+from swactor_core.orchestrator.links import DIAL_DEADLINE
 from swactor_core.plugins import Plugins
 from swactor_core.spi.membership import MemberState
 from swactor_testing.memory.hub import HUB
@@ -46,11 +47,14 @@ def test_a_suspicion_is_no_loss(plugins: Plugins) -> None:
 
 
 def test_a_node_is_not_there_in_time(plugins: Plugins) -> None:
-    """Nobody reaches a node that refuses every dial: the pool's bound ends the wait."""
+    """Nobody reaches a node that refuses every dial: the pool's bound ends the wait, and says why."""
     HUB.refuse("not today")
-    run = MockRun(plugins, pool_deadline=0.5)
+    run = MockRun(plugins, pool_deadline=DIAL_DEADLINE + 0.5)
     run.play()
     run.check_fault("PoolTimeout")
+    for node_id in run.ids:
+        assert f"({node_id:016x})" in run.result.fault.detail
+    assert run.result.fault.detail.count("not today") == len(run.ids)
     assert run.names().count("run_planned") == 0
 
 

@@ -268,7 +268,7 @@ _NETWORK = "check the node before this edge and the network between them, then r
 REMEDIES: dict[FaultReason, str] = {
     FaultReason.NODE_UNAVAILABLE: "look at what that node said last, start it again, then run again",
     FaultReason.MEMBERSHIP_LOST: "check that node and the network to it, then run again",
-    FaultReason.POOL_TIMEOUT: "start the nodes that are waited for, or run without them",
+    FaultReason.POOL_TIMEOUT: "start those nodes, look at the network to them, or run without them",
     FaultReason.PROVISIONING_REJECTED: "do what it says, wait for the other run to end, or take other nodes",
     FaultReason.PLAN_INVALID: "change the number of nodes, the model or the run's options, then run again",
     FaultReason.ARENA_BOOT_FAILED: "give the node's arena fewer bytes, or the machine more shared memory",

@@ -50,7 +50,9 @@ class SwimSettings:
     tombstone: float = 600.0
     """How long the dead and departed are remembered: longer than any rumour about them lives."""
     member_limit: int = 256
-    packet_limit: int = 1400
+    packet_limit: int = 1200
+    """Bytes of a datagram. Paths are asked for no more than QUIC asks them for (RFC 9000 section 14): over a
+    tunnel that drops larger ones unsaid, members of a dozen would never learn of each other."""
     sync_replies_per_second: int = 20
     leave_attempts: int = 3
 

@@ -1,9 +1,9 @@
 """Control links to candidate nodes (spec sections 5 and 9): watch, command, and evidence that one is gone.
 
 One link per candidate: dials while membership shows it alive, asks to watch, hands every report on, and tells
-`NodeLost` when an established link breaks. A refusal is told, and asked again where that can help; meanwhile
-nodes are given back in one order for all, so that no two orchestrators wait for each other. Knows messages,
-no run policy.
+`NodeLost` when an established link breaks. A refusal is told, and asked again where that can help, and so is
+why a node cannot be reached; meanwhile nodes are given back in one order for all, so that no two
+orchestrators wait for each other. Knows messages, no run policy.
 """
 
 from __future__ import annotations
@@ -90,6 +90,8 @@ class NodeLink:
                 channel = await self._transport.open_control(self.node_id, deadline=DIAL_DEADLINE)
             except TransportError as error:
                 log.info("cannot reach node %016x yet: %s", self.node_id, error.message)
+                # Whoever waits for the pool hears why, as of a node that does not want to be watched yet.
+                self._system.tell(POOL, WatchRefused(self.node_id, error.message, final=False))
                 await asyncio.sleep(REDIAL_SECONDS)
                 continue
             refusal = await self._serve(channel)

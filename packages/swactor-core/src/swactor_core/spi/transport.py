@@ -139,7 +139,8 @@ class Transport(Protocol):
         else ends any: a host sets a peer again whenever its membership says something of it."""
 
     def remove_peer(self, node_id: NodeId) -> None:
-        """Forgets a peer and ends its connections, which is no loss; streams break on both sides."""
+        """Forgets a peer and ends its connections, which is no loss; streams break on both sides. If it dials
+        again it is unknown: `authorise` is asked."""
 
     async def connect(self, peer: NodeId, *, deadline: float) -> None:
         """Ensures the cached edge connection to `peer` is up and authenticated, within `deadline` seconds,
@@ -175,4 +176,7 @@ class TransportPlugin(Protocol):
     def public_key(self, seed: bytes) -> bytes:
         """The public key of a 32-byte seed."""
 
-    def create(self, context: TransportContext) -> Transport: ...
+    def create(self, context: TransportContext) -> Transport:
+        """Binds nothing yet. Raises ConfigError naming a setting that it does not know, or whose value it
+        does not take."""
+        ...

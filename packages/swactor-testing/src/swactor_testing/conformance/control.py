@@ -147,6 +147,22 @@ class ControlContract(UnacknowledgedContract):
         assert not pair.left.lost, "an orderly close is no loss"
         assert not pair.right.lost, "an orderly close is no loss"
 
+    async def test_a_close_is_told_after_the_longest_frame(self, pair: Pair) -> None:
+        """`close` ends the channel after all frames that `send` has taken, those still under way too."""
+        mine, theirs = await pair.control()
+        longest = seeded(5).randbytes(MAX_CONTROL_FRAME)
+
+        async def send_and_close() -> None:
+            await self.send(mine, longest)
+            await within(self.capabilities.patience, mine.close(), "an orderly close")
+
+        async with meanwhile(send_and_close()) as ending:
+            arrived = await self.receive(theirs)
+            assert arrived is not None, "the close has overtaken the longest frame"
+            same_bytes(arrived, longest, "the longest frame before a close")
+            await ending
+        assert await self.receive(theirs) is None
+
     async def test_a_waiting_receiver_hears_of_a_close(self, pair: Pair) -> None:
         """The same for one that already waits."""
         neighbour = await Neighbour(pair).open()

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from swactor_core.errors import EdgeBroken, EdgeClosed, ResourceError, TransportError
+from swactor_core.errors import ConfigError, EdgeBroken, EdgeClosed, ResourceError, TransportError
 from swactor_core.ids import NodeId, node_hex, node_id_of
 from swactor_core.spi.provider import Kind
+from swactor_core.spi.transport import TransportPlugin
 
 from swactor_testing.conformance.bounds import Footprint, meanwhile, within
 from swactor_testing.conformance.losses import LossContract
@@ -39,6 +41,13 @@ class TransportContract(LossContract):
         """Configuration chooses a provider by kind and name."""
         provider = self.provider()
         assert provider.crosses_processes == self.capabilities.crosses_processes
+
+    async def test_an_unknown_setting_is_refused_by_name(self, plugin: TransportPlugin) -> None:
+        """`create` raises ConfigError, which is bad usage, naming the key: a cluster file's mistake is not to
+        pass in silence."""
+        settings = {**self.capabilities.settings, "no_setting_has_this_name": 1}
+        with pytest.raises(ConfigError, match="no_setting_has_this_name"):
+            TransportRig(plugin, replace(self.capabilities, settings=settings)).create("never")
 
     # --- peers ---
 
@@ -99,6 +108,21 @@ class TransportContract(LossContract):
         left.transport.set_peer(right.peer())
         right.transport.set_peer(left.peer())
         await left.transport.connect(right.node_id, deadline=self.capabilities.patience)
+
+    async def test_a_removed_peer_needs_authorisation_again(self, rig: TransportRig) -> None:
+        """`remove_peer` forgets it: who is no member any more is an unknown dialler, whoever it was."""
+        left, right = await rig.start("left"), await rig.start("right", authorised=False)
+        left.transport.set_peer(right.peer())
+        right.transport.set_peer(left.peer())
+        pair = Pair(left, right, rig.patience)
+        sender, _ = await pair.edge()
+        right.transport.remove_peer(left.node_id)
+        with pytest.raises(EdgeBroken):  # from then on left knows that it has to dial again
+            await pair.write_all(sender, b"x")
+        async with meanwhile(right.transport.accept_edge()) as accepting:
+            for call in openings(left, right.node_id, REFUSED_WITHIN):
+                await self._fails(call(), right.node_id)
+            assert not accepting.done(), "a stream of a removed peer arrived"
 
     async def _fails(self, call: Awaitable[Any], node_id: NodeId) -> None:
         with pytest.raises(TransportError) as caught:
