@@ -124,7 +124,8 @@ class RunRequest:
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """The one outcome. `unproven` lists what teardown could not prove; `token_times` are monotonic seconds of
-    each token, `injected` of the prompt's injection; `finish_reason` is of a completed run."""
+    each token, `injected` of the prompt's injection; `finish_reason` is of a completed run, `waited_for` says
+    for people which stage kept the token that did not come in time."""
 
     outcome: RunOutcome
     fault: Fault | None
@@ -135,6 +136,7 @@ class RunResult:
     injected: float
     token_times: tuple[float, ...]
     finish_reason: FinishReason | None = None
+    waited_for: str = ""
 
 
 class RunListener:
@@ -360,6 +362,7 @@ class Orchestrator:
             injected=self._injected,
             token_times=tuple(self._times),
             finish_reason=_finish_reason(run, request),
+            waited_for=finish.waited_for,
         )
 
     def stop_run(self) -> None:
