@@ -269,7 +269,8 @@ class TokenEndpoint(Machine[EndpointState]):
 
     def _proved_late(self, event: EdgeStopped, now: float) -> Outcome[EndpointState]:
         before = len(self._unproven)
-        self._note(event)
+        if event.edge_id in self._unproven:  # what was proved stays so
+            self._note(event)
         return S.STOPPED, (self._report(),) if len(self._unproven) < before else ()
 
     def _report(self) -> Send:
