@@ -295,7 +295,8 @@ class TinygradBackend:
                 engine.project(count)
             progress(LoadProgress("compile", len(steps) + done + 1, total))
         role = ModelStage(config, engine=engine, bridge=self._bridge, files=files)
-        self._roles.append(role)
+        # One that is closed still holds its kernels and its parts' memory.
+        self._roles = [*(kept for kept in self._roles if not kept.closed), role]
         progress(LoadProgress("ready", 1, 1))
         return role
 
