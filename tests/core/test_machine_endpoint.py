@@ -293,6 +293,12 @@ def test_broken_host_tells_the_token_twice_and_the_run_hears_it_once() -> None:
     assert step_or_refuse(machine, token(0)) is None
 
 
+def test_broken_host_takes_a_proof_back_and_nothing_is_said_of_it() -> None:
+    machine = SCRIPT.reach(EndpointState.STOPPED)
+    said = [machine.step(EdgeStopped(OUT, unproven), 0.0) for unproven in ("no proof", "", "")]
+    assert said == [(), (), ()]
+
+
 EVENTS = event_strategies(
     TokenEndpoint,
     {

@@ -76,6 +76,8 @@ def test_a_stopped_worker_is_an_execution_timeout(echo: Start) -> None:
     result = started.finish(1, within=20)
     assert result["fault"]["reason"] == "ExecutionTimeout"
     assert "1 s" in started.error_line()
+    assert "warning: the token was waited for at stage 1 on node" in started.err
+    assert "waited_for" in (started.event("run_torn_down") or {})
     assert result["stats"]["unproven"] == []
 
 

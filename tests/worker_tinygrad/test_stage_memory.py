@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFWriter, quantize
-from stage_support import DATA, manifest_of
+from stage_support import DATA, Pipeline, manifest_of
 from swactor_core.errors import ConfigError
 from swactor_core.ids import NodeId, RunId
 from swactor_core.machines.provisioning import provision_stage
@@ -311,3 +311,16 @@ def test_a_real_model_holds_what_is_planned(weights: str, environment: dict[str,
     path = GgufLoader().resolve("demo")
     ((planned, held),) = planned_and_held(path, environment, prompt=384, weights=weights)
     within_a_tenth(planned, held)
+
+
+def test_roles_that_are_closed_leave_nothing_mapped_however_many_there_were(backend: Any) -> None:
+    """A worker serves run after run: what each leaves, its kernels' code and its cache, would add up."""
+    mapped = []
+    for context in range(64, 72):
+        pipeline = Pipeline(backend, DATA / "llama-gqa.gguf", 1, max_context=context)
+        assert pipeline.generate((5, 6, 7), 2)
+        pipeline.close()
+        del pipeline
+        mapped.append(len(Path("/proc/self/maps").read_text().splitlines()))
+    grown = mapped[-1] - mapped[2]
+    assert grown < 5, f"{grown} mappings more after five more roles: {mapped}"

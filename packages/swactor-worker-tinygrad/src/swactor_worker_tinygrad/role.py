@@ -165,6 +165,10 @@ class ModelStage:
             self._output = self._bridge.allocate(nbytes)
         return self._output
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def close(self) -> None:
         """See `StageRole.close`."""
         if self._closed:

@@ -294,6 +294,8 @@ def _finish(result: RunResult, display: Display, side: SideFiles, output: Output
         output.error(result.fault.line(), result.fault.remedy)
     elif display.lost is None and (not output.json_lines or output.interactive):
         output.note(summary(figures))
+    if result.waited_for:
+        output.warning(f"the token was waited for at {result.waited_for}")
     for unproven in result.unproven:
         output.warning(f"not proven at teardown: {unproven}")
     if side.events_error:

@@ -106,3 +106,4 @@ class FinishRun(Effect):
     fault: Fault | None
     stats: tuple[tuple[StageIndex, StageStats], ...]
     unproven: tuple[str, ...]
+    waited_for: str = ""

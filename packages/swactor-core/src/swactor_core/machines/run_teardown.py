@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from swactor_core.faults import Component, Fault
+from swactor_core.faults import Component, Fault, FaultReason, named_node
 from swactor_core.ids import EdgeId, NodeId, StageIndex, node_hex
 from swactor_core.messages import StageStats, StageStopped
 from swactor_core.plan import RunPlan
@@ -48,6 +48,18 @@ class RunTeardown:
         others = [end for end in ends if end != node] if fault.component is Component.DRIVER else []
         detail = "; ".join((fault.detail, *(f"its other end is at {node_hex(end)}" for end in others[:1])))
         return replace(fault, stage_index=stage, node_id=node, detail=detail).named(self.names)
+
+    def waited_for(self, fault: Fault | None) -> str:
+        """Of a token that did not come in time: the stage that has not done its step, as the steps tell that
+        each had done by its end; they take it one after the other. Else nothing."""
+        late = fault is not None and fault.reason is FaultReason.EXECUTION_TIMEOUT
+        if not late or self._stopped.keys() != self.nodes.keys():
+            return ""
+        steps = [self._stopped[index].stats.steps for index in sorted(self.nodes)]
+        behind = next((i for i in range(1, len(steps)) if steps[i] < steps[i - 1]), 0)
+        node = named_node(self.nodes[StageIndex(behind)], self.names)
+        before = f", the one before it {steps[behind - 1]}" if behind else ""
+        return f"stage {behind} on node {node}, which has done {steps[behind]} steps{before}"
 
     def note_stopped(self, event: StageStopped) -> None:
         self._stopped[event.stage_index] = event

@@ -65,6 +65,7 @@ NODE = Address(Component.NODE)
 WORKER = Address(Component.GPU_WORKER_CTL)
 BOOT_BOUND = 30.0
 STOP_BOUND = 12.0
+TOLD_TO_STOP = "the node was told to stop"
 
 
 class Node:
@@ -159,6 +160,10 @@ class Node:
         self.system.tell(NODE, ProcessStarted())
 
     def stop(self) -> None:
+        """A run that is on here is told first: that its stage then fails for want of a worker is no cause."""
+        if self.stages.active and self._faulted is None:
+            fault = Fault(FaultReason.NODE_UNAVAILABLE, Component.NODE, TOLD_TO_STOP, node_id=self.node_id)
+            self._report(NodeFaulted(self.node_id, fault))
         self.system.tell(NODE, Shutdown())
 
     async def run(self) -> Fault | None:

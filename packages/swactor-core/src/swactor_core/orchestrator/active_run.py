@@ -140,6 +140,7 @@ class ActiveRun:
             injected=self._injected,
             token_times=tuple(self._token_times),
             finish_reason=self._finish_reason(),
+            waited_for=finish.waited_for,
         )
 
     def _finish_reason(self) -> FinishReason | None:

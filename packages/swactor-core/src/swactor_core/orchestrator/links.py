@@ -103,7 +103,7 @@ class NodeLink:
         """One channel's life; the refusal that ended it, if one did."""
         self._channel = channel
         refusal: WatchRefused | None = None
-        why = "it closed its control channel"
+        why, taken = "it closed its control channel", False
         sender = self._system.start_task(self._send(channel), owner=Address(Component.NODE, self.node_id))
         try:
             if not self._wanted.is_set():  # since it was dialled
@@ -115,6 +115,7 @@ class NodeLink:
                 if isinstance(message, WatchRefused):
                     refusal = message
                     break
+                taken = True
                 if isinstance(message, EventReport):
                     message = self._without_retold(message)
                 self._on_report(self.node_id, message)
@@ -128,9 +129,9 @@ class NodeLink:
             await channel.close()
         if refusal is not None:
             self._on_report(self.node_id, refusal)
-        elif not self._wanted.is_set():
+        elif taken and not self._wanted.is_set():
             self._system.tell(POOL, WatchRefused(self.node_id, GIVEN_BACK, final=False))
-        else:
+        elif self._wanted.is_set():
             detail = f"control link lost: {why}"
             self._system.tell(POOL, NodeLost(self.node_id, by_membership=False, detail=detail))
         return refusal

@@ -64,7 +64,8 @@ class RunRequest:
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """The one outcome. `unproven` lists what teardown could not prove; `token_times` are monotonic seconds of
-    each token, `injected` of the prompt's injection; `finish_reason` is of a completed run."""
+    each token, `injected` of the prompt's injection; `finish_reason` is of a completed run, `waited_for` says
+    for people which stage kept the token that did not come in time."""
 
     outcome: RunOutcome
     fault: Fault | None
@@ -75,6 +76,7 @@ class RunResult:
     injected: float
     token_times: tuple[float, ...]
     finish_reason: FinishReason | None = None
+    waited_for: str = ""
 
 
 class RunListener:
