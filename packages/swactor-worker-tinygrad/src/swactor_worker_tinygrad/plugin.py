@@ -32,6 +32,12 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
     read_settings(settings)
 
 
+def _check_machine(settings: Mapping[str, Any]) -> None:
+    from swactor_worker_tinygrad.environment import check_machine, read_settings
+
+    check_machine(read_settings(settings))
+
+
 def _memory(
     manifest: StageManifest, max_context: int, *, prefill_chunk: int, settings: Mapping[str, object]
 ) -> WorkerMemory:
@@ -61,6 +67,7 @@ def swactor_register_workers() -> Iterable[Provider]:
             },
             check_model=_check_model,
             check_settings=_check_settings,
+            check_machine=_check_machine,
             memory=_memory,
             storage=_kernels,
         )

@@ -165,10 +165,6 @@ class ModelStage:
             self._output = self._bridge.allocate(nbytes)
         return self._output
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def close(self) -> None:
         """See `StageRole.close`."""
         if self._closed:

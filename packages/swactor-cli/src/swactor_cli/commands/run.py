@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from swactor_core.checks import CheckStatus
@@ -18,6 +19,7 @@ from swactor_core.hosting import (
     memory_of_workers,
     nodes_in_process,
     refuse_separate_processes,
+    refuse_this_machine,
     refuse_unfit_model,
     refuse_wrong_settings,
     worker_in_process,
@@ -99,16 +101,18 @@ def run(options: RunOptions, output: Output) -> ExitCode:
     plugins = load_plugins(blocked=choice.blocked)
     for kind in (Kind.ARENA, Kind.TRANSPORT, Kind.MEMBERSHIP, Kind.WORKER):
         plugins.select(kind, getattr(choice, kind))
+    worker = worker_settings(options.device, options.worker_options)
     if file is None:
         worker_in_process(plugins, choice)
-        refuse_wrong_settings(plugins, choice, worker_settings(options.device, options.worker_options))
+        refuse_wrong_settings(plugins, choice, worker)
     else:
         refuse_separate_processes(plugins, choice)
     nodes = (2 if options.nodes is None else options.nodes) if file is None else len(file.cluster.nodes)
     names = local_names(nodes) if file is None else [node.name for node in file.cluster.nodes]
     loader = plugins.select(Kind.LOADER, choice.loader).factory()
     with ExitStack() as closing:
-        path, model = open_model(loader, options.model, output)
+        unable = partial(refuse_this_machine, plugins, choice, worker) if file is None else lambda: None
+        path, model = open_model(loader, options.model, output, before_fetch=unable)
         closing.callback(model.close)
         if options.pre is not None and options.prompt_ids is not None and has_tokenizer(model):
             raise UsageError(
@@ -132,7 +136,6 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         answer = Answer(tokenizer.stream() if tokenizer is not None else None, options.stops)
         positions = positions_of(request.facts, request.choices())
         whole = model.manifest(0, model.facts.num_layers)
-        worker = worker_settings(options.device, options.worker_options)
         say = memory_of_workers(
             plugins, choice, whole, positions=positions, prefill_chunk=request.prefill_chunk
         )

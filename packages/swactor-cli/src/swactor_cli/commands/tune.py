@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn
 from swactor_core.config import PluginChoice, choose_plugins
-from swactor_core.hosting import local_names, refuse_unfit_model
+from swactor_core.hosting import local_names, refuse_this_machine, refuse_unfit_model, refuse_wrong_settings
 from swactor_core.ids import NodeId, RunId
 from swactor_core.machines.provisioning import provision_stage, stage_config
 from swactor_core.plan import GgufSource
@@ -47,7 +47,13 @@ def tune(options: TuneOptions, output: Output) -> ExitCode:
     choice = choose_plugins(PluginChoice(), options.plugins)
     plugins = load_plugins(blocked=choice.blocked)
     settings = worker_settings(options.device, options.worker_options)
-    name, model = open_model(plugins.select(Kind.LOADER, choice.loader).factory(), options.model, output)
+    refuse_wrong_settings(plugins, choice, settings)
+    name, model = open_model(
+        plugins.select(Kind.LOADER, choice.loader).factory(),
+        options.model,
+        output,
+        before_fetch=lambda: refuse_this_machine(plugins, choice, settings),
+    )
     try:
         made = plan_run(
             tuple(

@@ -53,13 +53,14 @@ class RunTeardown:
         """Of a token that did not come in time: the stage that has not done its step, as the steps tell that
         each had done by its end; they take it one after the other. Else nothing."""
         late = fault is not None and fault.reason is FaultReason.EXECUTION_TIMEOUT
-        if not late or self._stopped.keys() != self.nodes.keys():
+        if not late or not self.nodes or self._stopped.keys() != self.nodes.keys():
             return ""
-        steps = [self._stopped[index].stats.steps for index in sorted(self.nodes)]
-        behind = next((i for i in range(1, len(steps)) if steps[i] < steps[i - 1]), 0)
-        node = named_node(self.nodes[StageIndex(behind)], self.names)
-        before = f", the one before it {steps[behind - 1]}" if behind else ""
-        return f"stage {behind} on node {node}, which has done {steps[behind]} steps{before}"
+        stages = sorted(self.nodes)
+        steps = [self._stopped[index].stats.steps for index in stages]
+        at = next((at for at in range(1, len(steps)) if steps[at] < steps[at - 1]), 0)
+        node = named_node(self.nodes[stages[at]], self.names)
+        before = f", the one before it {steps[at - 1]}" if at else ""
+        return f"stage {stages[at]} on node {node}, which has done {steps[at]} steps{before}"
 
     def note_stopped(self, event: StageStopped) -> None:
         self._stopped[event.stage_index] = event

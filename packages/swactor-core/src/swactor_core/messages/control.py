@@ -72,7 +72,8 @@ class ProvisionStage:
 
 @dataclass(frozen=True, slots=True)
 class NodeAvailable:
-    """The node can accept run provisioning (spec section 8)."""
+    """The node can accept run provisioning (spec section 8). `worker` has the facts of its worker's backend,
+    and under `worker` which provider that is."""
 
     node_id: NodeId
     epoch: int

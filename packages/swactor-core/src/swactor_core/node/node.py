@@ -210,7 +210,8 @@ class Node:
                 self.system.start_task(self._start_transport(), owner=NODE)
             case StartMembership():
                 self.system.start_task(self._start_membership(), owner=NODE)
-            case AnnounceAvailable(worker):
+            case AnnounceAvailable(facts):
+                worker = {**facts, "worker": self.settings.plugins.worker}
                 self._available = NodeAvailable(
                     self.node_id, self.epoch, self.settings.name, self.settings.memory_bytes, worker
                 )

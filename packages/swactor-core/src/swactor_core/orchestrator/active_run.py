@@ -211,6 +211,7 @@ class ActiveRun:
                         node.memory_bytes,
                         None if say is None else say(node.worker),
                         home.names.get(node.node_id, node.name),
+                        str(node.worker.get("worker", "")),
                     )
                     for node in nodes
                 ),

@@ -159,8 +159,9 @@ class Model(Protocol):
 class Loader(Protocol):
     def resolve(self, name: str, progress: Callable[[int, int], None] | None = None) -> str:
         """A model's name for people to the name that `open` takes: an absolute local path for what is or must
-        be a whole local file (fetched now if needed; `progress(done, total)` in bytes), else an address that
-        means the same on every machine. Raises ModelError naming the remedy."""
+        be a whole local file (fetched now if needed; `progress(done, total)` in bytes, first with none done;
+        what it raises ends that), else an address that means the same on every machine. Raises ModelError
+        naming the remedy."""
 
     def open(
         self, name: str, progress: Callable[[int, int], None] | None = None, *, outline: str = ""

@@ -62,7 +62,9 @@ class Provider:
     A worker's `check_model(manifest of the whole model, positions of the run)` raises RoleError for a model
     that its `configure` would refuse in one stage, and for no other; it opens no file and looks at no device.
     None where a worker cannot tell beforehand. Its `check_settings(settings)` raises ConfigError for settings
-    that its factory would refuse whatever the machine has; None where only the factory can tell. Its `memory`
+    that its factory would refuse whatever the machine has; None where only the factory can tell. Its
+    `check_machine(settings)` raises ResourceError for what its factory would miss on this machine and can be
+    found out at once, such as a compiler; None where nothing can. Its `memory`
     says what settings do to the memory of stages, also of a node that said in its facts, under `settings`,
     which it has; None: nothing is said. A loader's `cache()` gives what it keeps on this machine's disk; None
     where it keeps nothing. `storage()` of any kind gives what else is kept there.
@@ -76,6 +78,7 @@ class Provider:
     capabilities: Mapping[str, Any] = field(default_factory=dict)
     check_model: Callable[[StageManifest, int], None] | None = None
     check_settings: Callable[[Mapping[str, Any]], object] | None = None
+    check_machine: Callable[[Mapping[str, Any]], object] | None = None
     memory: WorkerMemoryOf | None = None
     cache: Callable[[], ModelCache] | None = None
     storage: Callable[[], Storage] | None = None

@@ -79,6 +79,19 @@ class SettingsContract(JudgingContract):
         for name, value in {**malformed, **self.capabilities.wrong_settings}.items():
             self._refused({**self.capabilities.settings, name: value}, name)
 
+    def test_a_machine_that_can_run_the_worker_is_not_refused(self) -> None:
+        """`check_machine` says of this one, on which the factory does, that nothing is missing; alike again,
+        and nothing stays of it."""
+        check = self.provider().check_machine
+        if check is None:
+            return
+        check(self.capabilities.settings)  # what is imported for it may stay
+        before = surroundings()
+        check(self.capabilities.settings)
+        after = surroundings()
+        for what, value in before.items():
+            assert after[what] == value, f"a check changed the {what}"
+
     def test_checking_settings_starts_and_changes_nothing(self) -> None:
         """No process, no thread, no open file, no environment: it is called where nothing runs yet. What is
         checked stays as it was, and is checked alike again."""
