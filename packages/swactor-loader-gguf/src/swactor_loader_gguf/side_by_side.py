@@ -6,71 +6,50 @@ Must not know what they are.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from typing import TypeVar
+
+from swactor_core.unwaited import UnwaitedThreads
 
 T = TypeVar("T")
+
+
+class _NotBegun(Exception):
+    """Another task had failed before."""
 
 
 def side_by_side(tasks: Sequence[Callable[[], T]], *, most: int, give_back: Callable[[T], None]) -> list[T]:
     """What the tasks return, in their order; `most` of them run at a time, each in a thread.
 
-    Raises what one of them raised; no other is begun then, and what the others return is given back. A task
-    that is under way is not waited for: its thread ends with it and holds up no process. Each must have a
-    bound of its own.
+    Raises what the first of those that failed raised; no other is begun then, and what the others return is
+    given back. A task that is under way is not waited for, and holds up no process. Each must have a bound of
+    its own.
     """
-    work = _Work(tasks, give_back)
+    threads, over = UnwaitedThreads(most), threading.Event()
+
+    def attempt(task: Callable[[], T]) -> T:
+        if over.is_set():
+            raise _NotBegun
+        try:
+            return task()
+        except BaseException:
+            over.set()
+            raise
+
+    def unwanted(future: Future[T]) -> None:
+        if future.exception() is None:
+            give_back(future.result())
+
+    futures = [threads.submit(attempt, task) for task in tasks]
     try:
-        for _ in range(min(most, len(tasks))):
-            threading.Thread(target=work.run, name="swactor-open", daemon=True).start()
-        return work.results()
+        for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+            error = future.exception()
+            if error is not None and not isinstance(error, _NotBegun):
+                raise error
+        return [future.result() for future in futures]
     except BaseException:
-        work.abandon()
+        over.set()
+        for future in futures:
+            future.add_done_callback(unwanted)
         raise
-
-
-class _Work(Generic[T]):
-    def __init__(self, tasks: Sequence[Callable[[], T]], give_back: Callable[[T], None]) -> None:
-        self._count = len(tasks)
-        self._left = deque(enumerate(tasks))
-        self._give_back = give_back
-        self._done: dict[int, T] = {}
-        self._errors: list[BaseException] = []
-        self._over = threading.Event()
-        self._changed = threading.Condition()
-
-    def results(self) -> list[T]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._errors or len(self._done) == self._count)
-            if self._errors:
-                raise self._errors[0]
-            return [self._done[number] for number in range(self._count)]
-
-    def run(self) -> None:
-        while True:
-            with self._changed:
-                if self._over.is_set() or self._errors or not self._left:
-                    return
-                number, task = self._left.popleft()
-            try:
-                result = task()
-            except BaseException as error:  # told to who waits
-                with self._changed:
-                    self._errors.append(error)
-                    self._changed.notify()
-                return
-            with self._changed:
-                late = self._over.is_set()
-                if not late:
-                    self._done[number] = result
-                    self._changed.notify()
-            if late:
-                self._give_back(result)
-
-    def abandon(self) -> None:
-        with self._changed:
-            self._over.set()
-            done = list(self._done.values())
-        for result in done:
-            self._give_back(result)

@@ -16,6 +16,7 @@ from swactor_core.node.identity import key_in_use, load_or_create_seed
 from swactor_core.node.node import Node
 from swactor_core.node.serve import serve
 from swactor_core.plugins import load_plugins
+from swactor_core.unwaited import EventLoop
 
 from swactor_cli.errors import ExitCode
 from swactor_cli.interrupts import STOP_SIGNALS
@@ -85,8 +86,8 @@ def run_node(options: NodeOptions, output: Output) -> ExitCode:
     )
     refuse_wrong_settings(plugins, choice, settings.worker)
     output.note(f"node {options.name}, public key {public_key}")
-    with key_in_use(key_file):
-        fault = asyncio.run(
+    with key_in_use(key_file), asyncio.Runner(loop_factory=EventLoop) as runner:
+        fault = runner.run(
             serve(settings, plugins, stop_on=STOP_SIGNALS, on_built=lambda node: _tell(node, output))
         )
     if fault is not None:

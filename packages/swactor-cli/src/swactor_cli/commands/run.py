@@ -36,6 +36,7 @@ from swactor_core.planner import EdgeIdAllocator, NodeCapacity, plan_run, positi
 from swactor_core.plugins import load_plugins
 from swactor_core.spi.loader import Model, Tokenizer
 from swactor_core.spi.provider import Kind
+from swactor_core.unwaited import EventLoop
 
 from swactor_cli.answer import Answer
 from swactor_cli.checks import check_udp
@@ -118,7 +119,7 @@ def run(options: RunOptions, output: Output) -> ExitCode:
             raise UsageError(
                 "--pre and --prompt-ids exclude each other", hint="ids are not tokenized: leave --pre out"
             )
-        runner = closing.enter_context(asyncio.Runner())
+        runner = closing.enter_context(asyncio.Runner(loop_factory=EventLoop))
         ahead = NodesAhead()
         if file is None and not nodes_in_process(plugins, choice):
             udp = check_udp()

@@ -24,6 +24,7 @@ from swactor_core.node.node import Node
 from swactor_core.node.process import NODE_GOES, die_with_parent, first_to_go, ignore_terminal_interrupt
 from swactor_core.node.serve import serve
 from swactor_core.plugins import load_plugins
+from swactor_core.unwaited import EventLoop
 
 
 def report(message: str) -> None:
@@ -44,9 +45,10 @@ def main() -> int:
         plugins = load_plugins(blocked=settings.plugins.blocked)
         stdin = sys.stdin.fileno()
         built: list[Node] = []
-        fault = asyncio.run(
-            serve(settings, plugins, stop_on=(signal.SIGTERM,), lifeline=stdin, on_built=built.append)
-        )
+        with asyncio.Runner(loop_factory=EventLoop) as runner:
+            fault = runner.run(
+                serve(settings, plugins, stop_on=(signal.SIGTERM,), lifeline=stdin, on_built=built.append)
+            )
         gc.freeze()  # the process ends: nothing that it made need be walked over once more
     except SwactorError as error:
         report(error.line)

@@ -10,6 +10,9 @@ import socket
 
 from swactor_core.config import split_host_port
 from swactor_core.errors import ConfigError
+from swactor_core.unwaited import UnwaitedThreads
+
+RESOLVE_SECONDS = 10.0
 
 
 def advertised_host(bind_host: str, advertise_host: str, seeds: tuple[str, ...]) -> str:
@@ -42,9 +45,11 @@ def is_wildcard(host: str) -> bool:
 
 
 def _own_address_towards(host: str, port: int) -> str | None:
-    """The source address of a datagram to `host`; None when there is no route or no such name."""
+    """The source address of a datagram to `host`; None when there is no route, no such name, or nobody who
+    knows it within RESOLVE_SECONDS: no signal ends a resolver's wait."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
+        asked = UnwaitedThreads().submit(socket.getaddrinfo, host, port or 1, 0, socket.SOCK_DGRAM)
+        family, kind, protocol, _, address = asked.result(RESOLVE_SECONDS)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(address)
             own = str(probe.getsockname()[0])
