@@ -14,7 +14,7 @@ from swactor_core.codec import MAX_LINE
 from swactor_core.errors import EdgeBroken
 from swactor_core.faults import FaultReason
 from swactor_core.ids import NodeId, RunId, StageIndex
-from swactor_core.messages import Address, EventReport, NodeFaulted, StageReady, StageStopped
+from swactor_core.messages import Address, EventReport, NodeFaulted, NodeLost, StageReady, StageStopped
 from swactor_core.node import control
 from swactor_core.node.control import CONTROL, BootHistory, ControlService, ReportQueue
 from swactor_core.node.worker_process import STDERR_CHARACTERS, _read_talk
@@ -213,6 +213,26 @@ async def test_what_every_watch_begins_with_is_heard_once_of_each_life() -> None
     link.seen(alive=True)
     await settled(lambda: not watches and len(heard) == 7)
     assert heard == [*boot(10), later, *boot(100)]
+    await link.close()
+    await system.shutdown()
+
+
+async def test_what_is_no_event_ends_the_link_and_says_why() -> None:
+    heard: list[object] = []
+    system = ActorSystem(lambda address, error: pytest.fail(str(error)))
+    system.spawn(POOL, SimpleNamespace(receive=heard.append))
+
+    async def open_control(node_id: NodeId, *, deadline: float) -> Channel:
+        channel = Channel()
+        channel.arriving.put_nowait(CONTROL.encode(EventReport(({"event": "node_started", "time": 1},))))
+        return channel
+
+    transport: Any = SimpleNamespace(open_control=open_control)
+    link = NodeLink(system, transport, NodeId(2), objects=False, on_report=lambda _, said: heard.append(said))
+    link.seen(alive=True)
+    await settled(lambda: heard)
+    assert isinstance(heard[0], NodeLost)
+    assert "run the same version of swactor everywhere (EventReport.events: an event" in heard[0].detail
     await link.close()
     await system.shutdown()
 

@@ -71,3 +71,11 @@ def test_bytes_that_are_utf8_after_all_are_the_locale_s_fault(
         check=True,
     )
     assert word in done.stdout
+
+
+def test_no_process_imports_what_only_a_slip_needs() -> None:
+    asks = "import sys, swactor_core.errors; print('difflib' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", asks], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == ["False"]

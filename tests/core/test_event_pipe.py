@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -104,14 +103,16 @@ async def test_a_line_that_stops_in_its_middle_ends_the_pipe(heard: Heard, monke
 
 async def test_the_rest_of_a_line_is_read_before_its_bound_is_judged(heard: Heard, monkeypatch) -> None:
     """As after a stop of the node, by a signal or a debugger: the bound is over, and all is there."""
-    monkeypatch.setattr(event_pipe, "LINE_BOUND", 0.02)
+    loop, stood_still = asyncio.get_running_loop(), 0.0
+    time = loop.time
+    monkeypatch.setattr(loop, "time", lambda: time() + stood_still)
     whole = lines(*EVENTS)
     for part in (whole[:7], whole[7:9], whole[9:]):
         os.write(heard.writer, part)
         await asyncio.sleep(0)
         while heard.pipe._unfinished is None and heard.log != EVENTS:  # noqa: ASYNC110 - no other sign
             await asyncio.sleep(0)
-        time.sleep(0.05)  # noqa: ASYNC251 - the loop stands still
+        stood_still += 10 * event_pipe.LINE_BOUND
     heard.end()
     await asyncio.wait_for(heard.pipe.ended, 20)
     assert heard.log == EVENTS

@@ -93,6 +93,7 @@ COMMITTED: Steps = [*READY, (PlanCommitted(), ())]
 SUSPECT = report("node-2: Suspect in membership")
 UNAVAILABLE = report("node-2: not available yet")
 LOST_B = Emit(EventName.POOL_LOST, {"waiting": ["node-2: Suspect in membership"]})
+GONE_B = Emit(EventName.POOL_LOST, {"waiting": ["node-2: gone"]})
 RESTARTED_B = Emit(EventName.POOL_LOST, {"waiting": ["node-2: not available yet"]})
 
 
@@ -179,15 +180,15 @@ PATIENT: dict[str, tuple[Steps, StrEnum]] = {
         S.WAITING_FOR_NODES,
     ),
     "a lost node is waited for: converging": (
-        [*CONVERGING, (lost(B), (WINDOW, UNAVAILABLE))],
+        [*CONVERGING, (lost(B), (WINDOW, report("node-2: gone")))],
         S.WAITING_FOR_NODES,
     ),
     "a lost node is waited for: waiting": (
-        [*ONE, (lost(A), (report("node-1: not available yet", UNKNOWN.format(B)),))],
+        [*ONE, (lost(A), (report("node-1: gone", UNKNOWN.format(B)),))],
         S.WAITING_FOR_NODES,
     ),
     "a lost node is waited for: ready": (
-        [*READY, (lost(B), (RESTARTED_B, UNAVAILABLE)), (available(B), (window(3), report()))],
+        [*READY, (lost(B), (GONE_B, report("node-2: gone"))), (available(B), (window(3), report()))],
         S.CONVERGING,
     ),
     "ready, then suspect, then ready again": (

@@ -49,9 +49,10 @@ from pathlib import Path
 from swactor_core.node.process import first_to_go
 score = Path("/proc/self/oom_score_adj")
 before = int(score.read_text())
-first_to_go(before + 50)
+higher = min(before + 50, 1000)  # proc(5); containers may begin at the most
+first_to_go(higher)
 first_to_go(before)  # a process that is to go first already stays so
-sys.exit(int(score.read_text()) - before)
+sys.exit(50 - higher + int(score.read_text()))
 """
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from swactor_core.node import peers
+from swactor_core.node.node import Node
 from swactor_core.node.peers import take_leave
+from swactor_core.orchestrator.orchestrator import Orchestrator
 from swactor_testing import virtual_time
 
 
@@ -62,3 +65,27 @@ async def test_a_membership_that_fails_is_heard_of_when_the_transport_is_closed(
     with pytest.raises(OSError, match="no socket"):
         await take_leave(part("no socket"), transport)
     assert transport.ended
+
+
+@pytest.mark.parametrize("kind", [Node, Orchestrator])
+async def test_what_fails_in_it_leaves_no_task_and_no_arena(kind: Any) -> None:
+    ended: list[str] = []
+
+    async def shutdown() -> None:
+        ended.append("tasks")
+
+    async def close_links() -> None:
+        ended.append("links")
+
+    process: Any = SimpleNamespace(
+        membership=part("no socket"),
+        transport=part(),
+        system=SimpleNamespace(shutdown=shutdown),
+        data_plane=SimpleNamespace(arena=SimpleNamespace(close=lambda: ended.append("arena"))),
+        _links=SimpleNamespace(close=close_links),
+    )
+    process._membership, process._transport = process.membership, process.transport
+    process._close_parts = lambda: Node._close_parts(process)
+    with pytest.raises(OSError, match="no socket"):
+        await kind.close(process)
+    assert ended[-2:] == ["tasks", "arena"]

@@ -61,6 +61,31 @@ def test_no_more_at_once_than_told_and_a_cancelled_call_is_never_made() -> None:
     assert sorted(made) == [0, 2]
 
 
+def no_thread(self: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_thread_that_cannot_be_started_is_told_and_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, made = UnwaitedThreads(most=1), []
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError, match="new thread"):
+            threads.submit(made.append, 1)
+    threads.submit(made.append, 2).result(60)
+    assert made == [2]
+
+
+def test_a_call_without_a_thread_of_its_own_waits_for_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, go_on = UnwaitedThreads(most=2), threading.Event()
+    running = threads.submit(go_on.wait, 60)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", no_thread)
+        waiting = threads.submit(divmod, 7, 2)
+    go_on.set()
+    assert running.result(60)
+    assert waiting.result(60) == (3, 1)
+
+
 def test_an_executor_that_is_named_is_used() -> None:
     async def main() -> str:
         return await asyncio.get_running_loop().run_in_executor(

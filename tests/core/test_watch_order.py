@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import pytest
@@ -25,6 +25,10 @@ class Node:
         self.node_id = node_id
         self.holder: Channel | None = None
         self.refusal: WatchRefused | None = None
+        self.asked: Callable[[], None] = lambda: None
+        self.ends = asyncio.Event()
+        """Not set, an end of one of its channels takes its time."""
+        self.ends.set()
 
 
 class Channel:
@@ -35,6 +39,7 @@ class Channel:
     async def send(self, frame: bytes) -> None:
         assert isinstance(CONTROL.decode(frame), Watch)
         node = self.node
+        node.asked()
         if node.refusal is not None:
             answer: object = node.refusal
         elif node.holder is None:
@@ -48,6 +53,7 @@ class Channel:
         return await self.frames.get()
 
     async def close(self) -> None:
+        await self.node.ends.wait()
         if self.node.holder is self:
             self.node.holder = None
         self.frames.put_nowait(None)
@@ -58,11 +64,15 @@ class Orchestrator:
 
     def __init__(self, nodes: dict[NodeId, Node]) -> None:
         self.nodes = nodes
+        self.asked: list[NodeId] = []
         self.failures: list[Exception] = []
         self.system = ActorSystem(lambda address, error: self.failures.append(error))
         self.gate: list[object] = []
         self.system.spawn(POOL, self)
         self.links = NodeLinks(self.system, objects=False, on_report=lambda node_id, said: self.receive(said))
+        self.begin(nodes)
+
+    def begin(self, nodes: Iterable[NodeId]) -> None:
         transport: Any = self
         self.links.begin(transport, nodes)
 
@@ -70,6 +80,7 @@ class Orchestrator:
         self.gate.append(message)
 
     async def open_control(self, node_id: NodeId, *, deadline: float) -> Channel:
+        self.asked.append(node_id)
         return Channel(self.nodes[node_id], self)
 
     def see(self, node_id: NodeId) -> None:
@@ -168,4 +179,60 @@ async def test_nobody_waits_in_turn_for_a_node_that_never_comes(begin, how) -> N
     if not final:
         await settled(lambda: not one.held)
         one.links.seen(first, alive=False)
+    await settled(lambda: one.held == others)
+
+
+async def test_a_node_that_is_wanted_again_before_its_channel_has_ended_is_not_lost(begin) -> None:
+    """The end waits for a frame that is on its way; what the node says meanwhile holds no more."""
+    (one,) = begin(1)
+    first, *others = NODES
+    one.nodes[first].refusal = WatchRefused(first, "busy", final=False)
+    for node_id in others:
+        one.see(node_id)
+    await settled(lambda: one.held == others)
+    channels = [one.nodes[node_id].holder for node_id in others]
+    for node_id in others:
+        one.nodes[node_id].ends.clear()
+    one.see(first)
+    given_back = [WatchRefused(node_id, GIVEN_BACK, final=False) for node_id in others]
+    await settled(lambda: all(said in one.gate for said in given_back))
+    for channel in channels:
+        channel.frames.put_nowait(CONTROL.encode(NodeAvailable(channel.node.node_id, 2, "late", 0, {})))
+    one.links.seen(first, alive=False)
+    for node_id in others:
+        one.nodes[node_id].ends.set()
+    await settled(lambda: min(map(one.asked.count, others)) > 1 and one.held == others)
+    await settled(lambda: len([said for said in one.gate if isinstance(said, NodeAvailable)]) == 4)
+    assert not any(isinstance(said, NodeLost) for said in one.gate)
+    assert not any(isinstance(said, NodeAvailable) and said.name == "late" for said in one.gate)
+
+
+async def test_a_later_run_takes_no_node_behind_one_that_is_still_busy(begin, monkeypatch) -> None:
+    (one,) = begin(1)
+    first, *others = NODES
+    await one.links.close()
+    monkeypatch.setattr(links, "ASK_AGAIN_SECONDS", 3600.0)
+    one.nodes[first].refusal = WatchRefused(first, "busy", final=False)
+    one.begin([first])
+    one.see(first)
+    await settled(lambda: one.nodes[first].refusal in one.gate)
+    one.begin(NODES)
+    for node_id in others:
+        one.see(node_id)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert one.asked == [first]
+    one.links.seen(first, alive=False)
+    await settled(lambda: one.held == others)
+
+
+async def test_a_refusal_of_a_node_that_has_gone_meanwhile_is_nothing_to_wait_for(begin) -> None:
+    (one,) = begin(1)
+    first, *others = NODES
+    node = one.nodes[first]
+    node.refusal = WatchRefused(first, "busy", final=False)
+    node.asked = lambda: one.links.seen(first, alive=False)
+    for node_id in NODES:
+        one.see(node_id)
+    await settled(lambda: node.refusal in one.gate)
     await settled(lambda: one.held == others)

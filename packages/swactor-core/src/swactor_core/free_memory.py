@@ -53,9 +53,7 @@ def _rest(group: Path, limit: str, used: str) -> int | None:
     try:
         most, taken = (group / limit).read_text().strip(), int((group / used).read_text())
         facts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        droppable = int(
-            facts.get("inactive_file", 0)
-        )  # the kernel drops these pages before it refuses memory
+        droppable = int(facts.get("inactive_file", 0))  # dropped by the kernel before it refuses memory
         return None if most == "max" else max(0, int(most) - taken + droppable)
     except (OSError, ValueError):
         return None

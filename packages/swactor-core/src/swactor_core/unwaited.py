@@ -30,7 +30,8 @@ class UnwaitedThreads:
         self._waiting: deque[Callable[[], None]] = deque()
 
     def submit(self, function: Callable[[Unpack[Ts]], T], *arguments: *Ts) -> Future[T]:
-        """Its result, or what it raised; a future that is cancelled before its turn is never called."""
+        """Its result, or what it raised; a future that is cancelled before its turn is never called. Raises
+        RuntimeError where no thread can be started and none runs that would make the call in its turn."""
         outcome: Future[T] = Future()
 
         def call() -> None:
@@ -44,11 +45,15 @@ class UnwaitedThreads:
                 outcome.set_result(result)
 
         with self._lock:
+            if self._running < self._most:
+                try:
+                    threading.Thread(target=self._work, name="swactor-call", daemon=True).start()
+                except RuntimeError:  # this user may have no more threads: one that runs makes the call
+                    if not self._running:
+                        raise
+                else:
+                    self._running += 1
             self._waiting.append(call)
-            begin = self._running < self._most
-            self._running += begin
-        if begin:
-            threading.Thread(target=self._work, name="swactor-call", daemon=True).start()
         return outcome
 
     def _work(self) -> None:

@@ -217,6 +217,7 @@ class PoolGate(Machine[PoolState]):
         if not self._wait_for_lost:
             return self._abort(self._lost_fault(event))
         self._nodes.pop(event.node_id, None)  # it must say NodeAvailable again
+        self._refusals[event.node_id] = event.detail
         return self._judge(now, changed=True)
 
     def _timer(self, event: TimerFired, now: float) -> Outcome[PoolState]:

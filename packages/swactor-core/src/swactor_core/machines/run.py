@@ -389,7 +389,8 @@ class Run(Machine[RunState]):
     def _finish(self, overdue: Fault | None = None) -> tuple[Action, ...]:
         """`overdue`: the teardown's own failure, beside the outcome, which stands."""
         assert self.outcome is not None
-        unproven, waited_for = self._teardown.unproven(), self._teardown.waited_for(self.fault)
+        unproven = self._teardown.unproven()
+        waited_for = self._teardown.waited_for(self.fault, len(self.tokens))
         told = {"waited_for": waited_for} if waited_for else {}
         fields = {"outcome": str(self.outcome), "unproven": list(unproven), **told}
         return (

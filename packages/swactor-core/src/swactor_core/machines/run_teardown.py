@@ -49,16 +49,19 @@ class RunTeardown:
         detail = "; ".join((fault.detail, *(f"its other end is at {node_hex(end)}" for end in others[:1])))
         return replace(fault, stage_index=stage, node_id=node, detail=detail).named(self.names)
 
-    def waited_for(self, fault: Fault | None) -> str:
-        """Of a token that did not come in time: the stage that has not done its step, as the steps tell that
-        each had done by its end; they take it one after the other. Else nothing."""
+    def waited_for(self, fault: Fault | None, tokens: int) -> str:
+        """Of a token that did not come in time, after that many: the first stage that has not done its step,
+        as the steps tell that each had done by its end; they take it one after the other. The last one where
+        all have. Else nothing."""
         late = fault is not None and fault.reason is FaultReason.EXECUTION_TIMEOUT
         if not late or not self.nodes or self._stopped.keys() != self.nodes.keys():
             return ""
         stages = sorted(self.nodes)
         steps = [self._stopped[index].stats.steps for index in stages]
-        at = next((at for at in range(1, len(steps)) if steps[at] < steps[at - 1]), 0)
+        at = next((at for at, done in enumerate(steps) if done <= tokens), len(steps) - 1)
         node = named_node(self.nodes[stages[at]], self.names)
+        if steps[at] > tokens:
+            return f"stage {stages[at]} on node {node}, which had done its step by its end"
         before = f", the one before it {steps[at - 1]}" if at else ""
         return f"stage {stages[at]} on node {node}, which has done {steps[at]} steps{before}"
 

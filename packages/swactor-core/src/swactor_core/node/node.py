@@ -176,9 +176,11 @@ class Node:
             await self.close()
 
     async def close(self) -> None:
-        await self._close_parts()
-        await self.system.shutdown()
-        self.data_plane.arena.close()
+        try:
+            await self._close_parts()
+        finally:
+            await self.system.shutdown()
+            self.data_plane.arena.close()
 
     def last_words(self, fault: Fault) -> tuple[object, ...]:
         """What a parent should know of a node that ended with `fault`: the events that no orchestrator was

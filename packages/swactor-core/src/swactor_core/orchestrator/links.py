@@ -53,24 +53,34 @@ class NodeLink:
         self._wanted.set()
         self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
         self._channel: ControlChannel | None = None
+        self._taken = False
+        """Whether the node has taken the watch of this channel."""
         self._closed = False
         self._life = self._told = 0
         """When the node started, and the number of its latest event."""
         self._task = system.start_task(self._run(), owner=Address(Component.NODE, node_id))
+
+    @property
+    def alive(self) -> bool:
+        """As membership has shown it."""
+        return self._alive.is_set()
 
     def seen(self, *, alive: bool) -> None:
         """Membership's view of the node has changed."""
         (self._alive.set if alive else self._alive.clear)()
 
     def want(self, *, wanted: bool) -> None:
-        """Unwanted, the node is given back, and not asked for before it is wanted again."""
+        """Unwanted, the node is given back, and not asked for before it is wanted again. The pool hears of it
+        at once, and nothing more of that channel, however long its end takes."""
         if wanted:
             self._wanted.set()
         elif self._wanted.is_set():
             self._wanted.clear()
-            if self._channel is not None:
-                owner = Address(Component.NODE, self.node_id)
-                self._system.start_task(self._channel.close(), owner=owner)
+            channel, self._channel = self._channel, None
+            if channel is not None:
+                self._system.start_task(channel.close(), owner=Address(Component.NODE, self.node_id))
+                if self._taken:
+                    self._system.tell(POOL, WatchRefused(self.node_id, GIVEN_BACK, final=False))
 
     def send(self, message: object) -> None:
         """Raises CodecError here, where somebody hears of it, and not in the task that sends."""
@@ -94,6 +104,9 @@ class NodeLink:
                 self._system.tell(POOL, WatchRefused(self.node_id, error.message, final=False))
                 await asyncio.sleep(REDIAL_SECONDS)
                 continue
+            if not self._wanted.is_set():  # since it was dialled
+                await channel.close()
+                continue
             refusal = await self._serve(channel)
             if refusal is not None and refusal.final:
                 return
@@ -101,21 +114,18 @@ class NodeLink:
 
     async def _serve(self, channel: ControlChannel) -> WatchRefused | None:
         """One channel's life; the refusal that ended it, if one did."""
-        self._channel = channel
+        self._channel, self._taken = channel, False
         refusal: WatchRefused | None = None
-        why, taken = "it closed its control channel", False
+        why = "it closed its control channel"
         sender = self._system.start_task(self._send(channel), owner=Address(Component.NODE, self.node_id))
         try:
-            if not self._wanted.is_set():  # since it was dialled
-                await channel.close()
-            else:
-                await channel.send(CONTROL.encode(Watch(self._objects)))
-            while (frame := await channel.receive()) is not None:
+            await channel.send(CONTROL.encode(Watch(self._objects)))
+            while (frame := await channel.receive()) is not None and self._channel is channel:
                 message = CONTROL.decode(frame)
                 if isinstance(message, WatchRefused):
                     refusal = message
                     break
-                taken = True
+                self._taken = True
                 if isinstance(message, EventReport):
                     message = self._without_retold(message)
                 self._on_report(self.node_id, message)
@@ -125,27 +135,29 @@ class NodeLink:
             why = f"it sent a bad report: run the same version of swactor everywhere ({error})"
         finally:
             sender.cancel()
-            self._channel = None
+            given_back, self._channel = self._channel is not channel, None
             await channel.close()
         if refusal is not None:
             self._on_report(self.node_id, refusal)
-        elif taken and not self._wanted.is_set():
-            self._system.tell(POOL, WatchRefused(self.node_id, GIVEN_BACK, final=False))
-        elif self._wanted.is_set():
+        elif not given_back:
             detail = f"control link lost: {why}"
             self._system.tell(POOL, NodeLost(self.node_id, by_membership=False, detail=detail))
         return refusal
 
     def _without_retold(self, report: EventReport) -> EventReport:
         """Every watch begins with the events of the node's boot: without those that an earlier watch of the
-        same life was told."""
+        same life was told. Raises CodecError for what is no event."""
         fresh = []
         for event in report.events:
-            if event["event"] == EventName.NODE_STARTED and event["time"] != self._life:
-                self._life, self._told = event["time"], 0
-            if event["number"] > self._told:
-                self._told = event["number"]
-                fresh.append(event)
+            match event:
+                case {"event": str(name), "time": int(time), "number": int(number)}:
+                    if name == EventName.NODE_STARTED and time != self._life:
+                        self._life, self._told = time, 0
+                    if number > self._told:
+                        self._told = number
+                        fresh.append(event)
+                case _:
+                    raise CodecError("EventReport.events: an event without name, time or number")
         return replace(report, events=tuple(fresh))
 
     async def _send(self, channel: ControlChannel) -> None:
@@ -182,6 +194,7 @@ class NodeLinks:
                 self._links[node_id] = NodeLink(
                     self._system, transport, node_id, objects=self._objects, on_report=self._hear
                 )
+        self._give_back()
 
     def settle(self) -> None:
         """The run has its nodes: from here on none is given back but by the run's end."""
@@ -208,7 +221,8 @@ class NodeLinks:
         await asyncio.gather(*(link.close() for link in links.values()))
 
     def _hear(self, node_id: NodeId, message: object) -> None:
-        if isinstance(message, WatchRefused) and not message.final:
+        link = self._links.get(node_id)
+        if isinstance(message, WatchRefused) and not message.final and link is not None and link.alive:
             self._busy.add(node_id)
             self._give_back()
         else:

@@ -180,9 +180,11 @@ class Orchestrator:
         await self._links.close()
         membership, self._membership = self._membership, None
         transport, self._transport = self._transport, None
-        await take_leave(membership, transport)
-        await self.system.shutdown()
-        self.data_plane.arena.close()
+        try:
+            await take_leave(membership, transport)
+        finally:
+            await self.system.shutdown()
+            self.data_plane.arena.close()
 
     # --- one run ---
 
