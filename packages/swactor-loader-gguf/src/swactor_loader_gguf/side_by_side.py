@@ -41,8 +41,9 @@ def side_by_side(tasks: Sequence[Callable[[], T]], *, most: int, give_back: Call
         if future.exception() is None:
             give_back(future.result())
 
-    futures = [threads.submit(attempt, task) for task in tasks]
+    futures: list[Future[T]] = []
     try:
+        futures.extend(threads.submit(attempt, task) for task in tasks)
         for future in wait(futures, return_when=FIRST_EXCEPTION).done:
             error = future.exception()
             if error is not None and not isinstance(error, _NotBegun):
