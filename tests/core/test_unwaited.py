@@ -61,6 +61,42 @@ def test_no_more_at_once_than_told_and_a_cancelled_call_is_never_made() -> None:
     assert sorted(made) == [0, 2]
 
 
+def test_a_call_for_which_there_is_no_thread_is_told_so_and_the_next_one_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else it waits for ever, and each such call takes a place from those that come later."""
+    threads, begin = UnwaitedThreads(most=1), threading.Thread.start
+    made: list[int] = []
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    for number in range(2):
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            threads.submit(made.append, number).result(60)
+    monkeypatch.setattr(threading.Thread, "start", begin)
+    threads.submit(made.append, 2).result(60)
+    assert made == [2]
+
+
+def test_a_call_waits_for_the_threads_that_run_where_no_more_may_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads, go_on = UnwaitedThreads(most=2), threading.Event()
+    running = threads.submit(go_on.wait, 60)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", refuse)
+        waiting = threads.submit(divmod, 7, 2)
+    assert not waiting.done()
+    go_on.set()
+    assert (running.result(60), waiting.result(60)) == (True, (3, 1))
+
+
 def test_an_executor_that_is_named_is_used() -> None:
     async def main() -> str:
         return await asyncio.get_running_loop().run_in_executor(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -131,6 +132,68 @@ def test_the_cache_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o777)
     assert environment.cache_folder("clang").stat().st_mode & 0o022 == 0
+
+
+def test_what_others_could_put_into_the_cache_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is in it is unpickled, or run as machine code."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = environment.cache_folder("clang")
+    (folder / environment.DATA_BASE).write_text("ours")
+    assert environment.cache_folder("clang") == folder
+    assert (folder / environment.DATA_BASE).read_text() == "ours"
+    folder.chmod(0o730)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").touch()
+    (folder / "link").symlink_to(outside)
+    (folder / "folder").mkdir()
+    (folder / "folder" / "file").touch()
+    assert environment.cache_folder("clang") == folder
+    assert list(folder.iterdir()) == []
+    assert (outside / "file").exists()
+    assert f"others could write into the kernel cache {folder}" in caplog.text
+
+
+def test_a_file_system_without_modes_keeps_no_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = environment.cache_folder("clang")
+    folder.chmod(0o777)
+    monkeypatch.setattr(Path, "chmod", lambda *_: None)
+    assert environment.kept_folder("clang") is None
+
+
+def test_a_disk_that_fails_keeps_no_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def statvfs(path: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    assert environment.kept_folder("clang") is None
+
+
+@pytest.mark.parametrize("name", ["swactor", f"swactor/tinygrad-{environment.TINYGRAD_VERSION}"])
+def test_a_cache_within_another_user_s_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """As where XDG_CACHE_HOME is a temporary folder for all, and another user was first."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    environment.cache_folder("clang")
+    stated = Path.stat
+
+    def stat(self: Path, **options: Any) -> Any:
+        state = stated(self, **options)
+        if self != tmp_path / name:
+            return state
+        return SimpleNamespace(st_uid=os.geteuid() + 1, st_mode=state.st_mode)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    with pytest.raises(ResourceError, match=f"{name} belongs to another user"):
+        environment.cache_folder("clang")
 
 
 def test_the_cache_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

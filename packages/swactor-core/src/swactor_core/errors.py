@@ -9,13 +9,14 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 from swactor_core.faults import ModelFailure, RingFaultReason
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """`did you mean 'x'? ` for the name of `known` that `given` is a slip of, empty where there is none."""
+    from difflib import get_close_matches  # which every start would pay for, and few commands need
+
     near = get_close_matches(given, list(known), n=1, cutoff=0.7)
     return f"did you mean {near[0]!r}? " if near else ""
 

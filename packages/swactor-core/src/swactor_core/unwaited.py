@@ -27,10 +27,11 @@ class UnwaitedThreads:
         self._most = most
         self._running = 0
         self._lock = threading.Lock()
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._waiting: deque[tuple[Future[Any], Callable[[], None]]] = deque()
 
     def submit(self, function: Callable[[Unpack[Ts]], T], *arguments: *Ts) -> Future[T]:
-        """Its result, or what it raised; a future that is cancelled before its turn is never called."""
+        """Its result, or what it raised; a future that is cancelled before its turn is never called. Where
+        no thread runs and none may be started, the RuntimeError that says so."""
         outcome: Future[T] = Future()
 
         def call() -> None:
@@ -44,12 +45,26 @@ class UnwaitedThreads:
                 outcome.set_result(result)
 
         with self._lock:
-            self._waiting.append(call)
+            self._waiting.append((outcome, call))
             begin = self._running < self._most
             self._running += begin
         if begin:
-            threading.Thread(target=self._work, name="swactor-call", daemon=True).start()
+            try:
+                threading.Thread(target=self._work, name="swactor-call", daemon=True).start()
+            except RuntimeError as error:  # this user has as many threads as are allowed
+                self._not_begun(error)
         return outcome
+
+    def _not_begun(self, error: RuntimeError) -> None:
+        """What waits is left to the threads that run, or told that there are none."""
+        with self._lock:
+            self._running -= 1
+            stranded = [] if self._running else list(self._waiting)
+            for _ in stranded:
+                self._waiting.popleft()
+        for outcome, _ in stranded:
+            if outcome.set_running_or_notify_cancel():
+                outcome.set_exception(error)
 
     def _work(self) -> None:
         while True:
@@ -57,7 +72,7 @@ class UnwaitedThreads:
                 if not self._waiting:
                     self._running -= 1
                     return
-                call = self._waiting.popleft()
+                _, call = self._waiting.popleft()
             call()
 
 

@@ -255,6 +255,7 @@ def cpu_key(compiler: str) -> str:
 
 
 DATA_BASE = "kernels.db"
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 NOT_KEPT = "compiled kernels cannot be kept between runs"
 
 
@@ -269,26 +270,46 @@ def cache_root() -> Path | None:
 def kept_folder(compiler: str) -> Path | None:
     """A folder for compiled kernels under `cache_root` that only this user can write: cached values are
     unpickled when read. None where none can be written, or its disk has no room for them. Raises
-    ResourceError when the folder belongs to somebody else."""
+    ResourceError when the folder, or one that is made for it, belongs to somebody else."""
     root = cache_root()
     if root is None:
         return None
     folder = root / f"tinygrad-{TINYGRAD_VERSION}" / cpu_key(compiler)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _refuse_another_s(root, 0, os.geteuid())
+        _refuse_another_s(folder.parent, 0, os.geteuid())
+        _refuse_another_s(folder, os.geteuid())
+        usable = _closed_to_others(folder) and os.access(folder, os.W_OK | os.X_OK)
+        return folder if usable and has_room(folder, used=(folder / DATA_BASE).exists()) else None
     except OSError:
         return None
-    state = folder.stat()
-    if state.st_uid != os.geteuid():
+
+
+def _refuse_another_s(folder: Path, *owners: int) -> None:
+    """Whoever owns a folder can put another in the place of one in it, at any time."""
+    if folder.stat().st_uid not in owners:
         raise ResourceError(
             f"the kernel cache {folder} belongs to another user",
             hint="set XDG_CACHE_HOME to a folder of yours",
         )
-    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        folder.chmod(0o700)
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return None
-    return folder if has_room(folder, used=(folder / DATA_BASE).exists()) else None
+
+
+def _closed_to_others(folder: Path) -> bool:
+    """Whether only this user can write into it now; what others could have put there is gone. Raises
+    OSError."""
+    if not folder.stat().st_mode & _OTHERS_WRITE:
+        return True
+    folder.chmod(0o700)
+    if folder.stat().st_mode & _OTHERS_WRITE:
+        return False  # a file system that keeps no modes
+    log.warning("others could write into the kernel cache %s: it is begun anew", folder)
+    for path in list(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return True
 
 
 def cache_folder(compiler: str) -> Path:
