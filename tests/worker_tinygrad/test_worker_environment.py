@@ -125,6 +125,19 @@ def test_no_compiler_is_an_error_with_the_remedy(bare_path: Path) -> None:
         environment.find_compiler("clang-99")
 
 
+def give_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on it is another user's, who may be anybody but root."""
+    stated = Path.stat
+
+    def stat(self: Path, **options: Any) -> Any:
+        state = stated(self, **options)
+        if self != folder:
+            return state
+        return SimpleNamespace(st_uid=os.geteuid() + 1, st_mode=state.st_mode)
+
+    monkeypatch.setattr(Path, "stat", stat)
+
+
 def test_the_cache_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = environment.cache_folder("clang")
@@ -177,30 +190,23 @@ def test_a_disk_that_fails_keeps_no_kernels(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("name", ["swactor", f"swactor/tinygrad-{environment.TINYGRAD_VERSION}"])
-def test_a_cache_within_another_user_s_folder_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+def test_within_another_user_s_folder_no_kernels_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     """As where XDG_CACHE_HOME is a temporary folder for all, and another user was first."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    environment.cache_folder("clang")
-    stated = Path.stat
-
-    def stat(self: Path, **options: Any) -> Any:
-        state = stated(self, **options)
-        if self != tmp_path / name:
-            return state
-        return SimpleNamespace(st_uid=os.geteuid() + 1, st_mode=state.st_mode)
-
-    monkeypatch.setattr(Path, "stat", stat)
-    with pytest.raises(ResourceError, match=f"{name} belongs to another user"):
-        environment.cache_folder("clang")
+    home, temporary = tmp_path / "home", tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    assert environment.cache_folder("clang").is_relative_to(home)
+    give_away(home / name, monkeypatch)
+    assert environment.cache_folder("clang").parent == temporary
+    assert f"{home / name} belongs to another user: set XDG_CACHE_HOME to a folder of yours" in caplog.text
 
 
 def test_the_cache_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    environment.cache_folder("clang")
-    own = os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    give_away(environment.cache_folder("clang"), monkeypatch)
     with pytest.raises(ResourceError, match="belongs to another user"):
         environment.cache_folder("clang")
 
