@@ -151,6 +151,13 @@ def test_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch, soft: int, sta
     assert bool(result.remedy) == (status is not CheckStatus.OK)
 
 
+def test_a_loopback_that_cuts_datagrams_fails_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks.socket.socket, "recv", lambda self, size: bytes(10))
+    assert checks.check_udp() == CheckResult(
+        CheckStatus.FAIL, "10 of 1200 bytes came back over loopback", checks.LOOPBACK
+    )
+
+
 def test_memory_is_the_lesser_of_machine_and_control_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(free_memory, "machine_rest", lambda: 8 << 30)
     monkeypatch.setattr(free_memory, "group_rest", lambda: 100 << 20)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from swactor_cli.checks import LOOPBACK
+from swactor_cli.side_files import check_place
 from swactor_core.checks import CheckResult, CheckStatus
-from swactor_core.errors import ConfigError
+from swactor_core.errors import ConfigError, UsageError
 from swactor_core.node import addresses
 
 TINY = Path(__file__).parent.parent / "data" / "tiny"
@@ -80,6 +82,16 @@ def test_what_no_model_can_make_right_is_refused_before_one_is_fetched(
     monkeypatch.setattr("swactor_cli.commands.run.open_model", fetched)
     said = call("run", "demo", *UNFETCHED[case])
     refused(said, "hint: ")
+
+
+@pytest.mark.parametrize(("flag", "why"), [(os.ST_RDONLY, "Read-only file system"), (0, "Permission denied")])
+def test_a_side_file_s_place_that_cannot_be_written_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: int, why: str
+) -> None:
+    monkeypatch.setattr("swactor_cli.side_files.os.access", lambda *_: False)
+    monkeypatch.setattr("swactor_cli.side_files.os.statvfs", lambda _: SimpleNamespace(f_flag=flag))
+    with pytest.raises(UsageError, match=f"--events .*: {why}"):
+        check_place("--events", str(tmp_path / "events"))
 
 
 SLIPS = {

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 
 import pytest
+from swactor_loader_gguf import side_by_side as module
 from swactor_loader_gguf.side_by_side import side_by_side
 
 
@@ -74,3 +76,33 @@ def test_after_an_error_nothing_is_begun_and_all_is_given_back():
     assert not late.closed.is_set()
     go_on.set()  # a task that was under way, and that nobody waits for any more
     assert late.closed.wait(60)
+
+
+def test_the_error_is_that_of_the_task_that_failed_whichever_is_told_of_first(monkeypatch):
+    """A task that was not begun because of it may be done before it, and others still be under way."""
+
+    class Inline:
+        def __init__(self, most):
+            pass
+
+        def submit(self, function, task):
+            future = Future()
+            try:
+                future.set_result(function(task))
+            except LookupError as error:
+                later.append((future, error))
+            except BaseException as error:
+                future.set_exception(error)
+            return future
+
+    later, other = [], Resource()
+    monkeypatch.setattr(module, "UnwaitedThreads", Inline)
+
+    def fails():
+        raise LookupError("gone")
+
+    with pytest.raises(LookupError, match="gone"):
+        side_by_side([fails, lambda: other], most=2, give_back=pytest.fail)
+    ((future, error),) = later
+    assert not future.done()
+    future.set_exception(error)

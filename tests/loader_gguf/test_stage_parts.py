@@ -17,6 +17,7 @@ from swactor_loader_gguf import outline as outlines
 from swactor_loader_gguf.loader import GgufLoader
 from swactor_loader_gguf.outline import Outline, PartOutline
 from swactor_loader_gguf.parts import part_name
+from swactor_loader_gguf.sources import open_files
 from web_servers import Misbehaving
 
 NAME = "m-{:05}-of-{:05}.gguf"
@@ -222,6 +223,25 @@ def test_parts_on_the_web_are_opened_side_by_side(web):
     web.behaviour.before = together
     planned(f"{web.url}/{NAME.format(3, 6)}")
     assert not met.broken
+
+
+def test_progress_of_parts_is_told_by_one_thread_at_a_time(web):
+    """Whoever listens has bars and flags, and no lock."""
+    pair, met, waited = threading.Barrier(2), [], []
+
+    def progress(done, total):
+        if threading.current_thread() is threading.main_thread() or len(waited) > 3:
+            return
+        waited.append(threading.current_thread())
+        try:
+            pair.wait(0.1)
+            met.append((done, total))
+        except threading.BrokenBarrierError:
+            pair.reset()
+
+    open_files(f"{web.url}/{NAME.format(3, 6)}", progress).close()
+    assert len(set(waited)) > 1
+    assert not met
 
 
 def test_weights_that_changed_on_the_web_are_refused_by_name(web, monkeypatch, tmp_path):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
+import ssl
 import time
 
 import pytest
 from swactor_core.errors import ModelError
 from swactor_core.faults import ModelFailure
+from swactor_loader_gguf import web as module
 from swactor_loader_gguf.index import GgufIndex
 from swactor_loader_gguf.loader import GgufLoader
 from swactor_loader_gguf.model import GgufModel
@@ -197,3 +200,20 @@ def test_a_model_s_name_gives_no_orders_to_a_terminal(raw, tmp_path):
         model = GgufModel(str(path))
         assert model.facts.model_id == shown
         model.close()
+
+
+def test_certificates_are_read_once_and_again_when_their_file_is_another(tmp_path, monkeypatch):
+    """A node lives for months, and certificates are renewed meanwhile."""
+    path, made = tmp_path / "certificates", []
+    path.touch()
+
+    def create_ssl_context():
+        made.append(ssl.create_default_context())
+        return made[-1]
+
+    monkeypatch.setenv("SSL_CERT_FILE", str(path))
+    monkeypatch.setattr(module.httpx2, "create_ssl_context", create_ssl_context)
+    for written_at, contexts in ((1, 1), (1, 1), (2, 2)):
+        os.utime(path, ns=(written_at, written_at))
+        module._client().close()
+        assert len(made) == contexts

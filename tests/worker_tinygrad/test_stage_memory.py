@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFWriter, quantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from stage_support import DATA, Pipeline, manifest_of
 from swactor_core.errors import ConfigError
 from swactor_core.ids import NodeId, RunId
@@ -190,9 +190,17 @@ def within_a_tenth(planned: int, held: Resident) -> None:
 
 
 def written(
-    path: Path, architecture: str, *, hidden: int, wide: int, vocabulary: int, layers: int, experts: int = 0
+    path: Path,
+    architecture: str,
+    *,
+    hidden: int,
+    wide: int,
+    vocabulary: int,
+    layers: int,
+    experts: int = 0,
+    kind: GGMLQuantizationType = GGMLQuantizationType.Q8_0,
 ) -> str:
-    """A model of zeros in Q8_0 with one head's width of 64 and a head tied to the embedding."""
+    """A model of zeros of one type with one head's width of 64 and a head tied to the embedding."""
     heads, key = hidden // 64, 64
     writer = GGUFWriter(str(path), architecture)
     writer.add_context_length(4096)
@@ -213,9 +221,8 @@ def written(
         writer.add_expert_feed_forward_length(wide)
 
     def matrix(name: str, *shape: int) -> None:
-        kind = GGMLQuantizationType.Q8_0
-        row = quantize(np.zeros((1, shape[-1]), np.float32), kind)
-        stored = np.zeros((*shape[:-1], row.shape[-1]), np.uint8)
+        values, block_bytes = GGML_QUANT_SIZES[kind]
+        stored = np.zeros((*shape[:-1], shape[-1] // values * block_bytes), np.uint8)
         writer.add_tensor(f"{name}.weight", stored, raw_dtype=kind)
 
     def vector(name: str, width: int) -> None:
@@ -276,6 +283,23 @@ def test_a_mixture_of_experts_holds_what_is_planned(
     )
     ((planned, held),) = planned_and_held(path, environment, prompt=64, weights=weights)
     within_a_tenth(planned, held)
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden", "vocabulary"), [("IQ3_S", 256, 256), ("MXFP4", 512, 16384), ("IQ2_S", 512, 16384)]
+)
+def test_a_model_that_is_unpacked_holds_what_is_planned(
+    name: str, hidden: int, vocabulary: int, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """What is unpacked is beside the file's pages; so is what unpacks it."""
+    kind = GGMLQuantizationType[name]
+    path = written(
+        tmp_path / "m.gguf", "llama", hidden=hidden, wide=512, vocabulary=vocabulary, layers=2, kind=kind
+    )
+    ((planned, held),) = planned_and_held(path, environment, prompt=64, weights="packed")
+    within_a_tenth(planned, held)
+    assert abs(planned - held.peak) <= held.peak / 10, f"planned {planned >> 20} MiB, held {held}"
+    assert held.anonymous > vocabulary * hidden * F32_BYTES
 
 
 def test_stages_of_a_long_prompt_hold_its_rows_as_objects(

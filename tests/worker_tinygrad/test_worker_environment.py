@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -124,6 +125,19 @@ def test_no_compiler_is_an_error_with_the_remedy(bare_path: Path) -> None:
         environment.find_compiler("clang-99")
 
 
+def give_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on it is another user's, who may be anybody but root."""
+    stated = Path.stat
+
+    def stat(self: Path, **options: Any) -> Any:
+        state = stated(self, **options)
+        if self != folder:
+            return state
+        return SimpleNamespace(st_uid=os.geteuid() + 1, st_mode=state.st_mode)
+
+    monkeypatch.setattr(Path, "stat", stat)
+
+
 def test_the_cache_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = environment.cache_folder("clang")
@@ -133,11 +147,66 @@ def test_the_cache_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert environment.cache_folder("clang").stat().st_mode & 0o022 == 0
 
 
+def test_what_others_could_put_into_the_cache_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is in it is unpickled, or run as machine code."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = environment.cache_folder("clang")
+    (folder / environment.DATA_BASE).write_text("ours")
+    assert environment.cache_folder("clang") == folder
+    assert (folder / environment.DATA_BASE).read_text() == "ours"
+    folder.chmod(0o730)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").touch()
+    (folder / "link").symlink_to(outside)
+    (folder / "folder").mkdir()
+    (folder / "folder" / "file").touch()
+    assert environment.cache_folder("clang") == folder
+    assert list(folder.iterdir()) == []
+    assert (outside / "file").exists()
+    assert f"others could write into the kernel cache {folder}" in caplog.text
+
+
+def test_a_file_system_without_modes_keeps_no_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = environment.cache_folder("clang")
+    folder.chmod(0o777)
+    monkeypatch.setattr(Path, "chmod", lambda *_: None)
+    assert environment.kept_folder("clang") is None
+
+
+def test_a_disk_that_fails_keeps_no_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def statvfs(path: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    assert environment.kept_folder("clang") is None
+
+
+@pytest.mark.parametrize("name", ["swactor", f"swactor/tinygrad-{environment.TINYGRAD_VERSION}"])
+def test_within_another_user_s_folder_no_kernels_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """As where XDG_CACHE_HOME is a temporary folder for all, and another user was first."""
+    home, temporary = tmp_path / "home", tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    assert environment.cache_folder("clang").is_relative_to(home)
+    give_away(home / name, monkeypatch)
+    assert environment.cache_folder("clang").parent == temporary
+    assert f"{home / name} belongs to another user: set XDG_CACHE_HOME to a folder of yours" in caplog.text
+
+
 def test_the_cache_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    environment.cache_folder("clang")
-    own = os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    give_away(environment.cache_folder("clang"), monkeypatch)
     with pytest.raises(ResourceError, match="belongs to another user"):
         environment.cache_folder("clang")
 

@@ -86,7 +86,9 @@ def check_udp() -> CheckResult:
     except OSError as error:
         return CheckResult(CheckStatus.FAIL, f"UDP on loopback: {error}", LOOPBACK)
     if received != DATAGRAM:
-        return CheckResult(CheckStatus.FAIL, f"{received} of {DATAGRAM} bytes came back over loopback")
+        return CheckResult(
+            CheckStatus.FAIL, f"{received} of {DATAGRAM} bytes came back over loopback", LOOPBACK
+        )
     return CheckResult(CheckStatus.OK, f"{DATAGRAM} bytes went over loopback")
 
 

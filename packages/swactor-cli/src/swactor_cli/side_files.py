@@ -28,8 +28,9 @@ def check_place(option: str, path: str | None) -> None:
         wrong = os.strerror(errno.EISDIR)
     elif not os.path.isdir(folder):
         wrong = os.strerror(errno.ENOENT if not os.path.lexists(folder) else errno.ENOTDIR)
-    elif not os.access(path if os.path.exists(path) else folder, os.W_OK):
-        wrong = os.strerror(errno.EACCES)
+    elif not os.access(place := path if os.path.exists(path) else folder, os.W_OK):
+        unwritable = os.statvfs(place).f_flag & os.ST_RDONLY
+        wrong = os.strerror(errno.EROFS if unwritable else errno.EACCES)
     if wrong:
         raise UsageError(f"{option} {path!r}: {wrong}", hint="name a file that can be written")
 

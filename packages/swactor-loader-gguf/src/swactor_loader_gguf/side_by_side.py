@@ -26,14 +26,15 @@ def side_by_side(tasks: Sequence[Callable[[], T]], *, most: int, give_back: Call
     given back. A task that is under way is not waited for, and holds up no process. Each must have a bound of
     its own.
     """
-    threads, over = UnwaitedThreads(most), threading.Event()
+    threads, over, failed = UnwaitedThreads(most), threading.Event(), list[BaseException]()
 
     def attempt(task: Callable[[], T]) -> T:
         if over.is_set():
             raise _NotBegun
         try:
             return task()
-        except BaseException:
+        except BaseException as error:
+            failed.append(error)  # before others can know: one that is not begun may be told of first
             over.set()
             raise
 
@@ -41,13 +42,12 @@ def side_by_side(tasks: Sequence[Callable[[], T]], *, most: int, give_back: Call
         if future.exception() is None:
             give_back(future.result())
 
-    futures: list[Future[T]] = []
+    futures = list[Future[T]]()
     try:
-        futures.extend(threads.submit(attempt, task) for task in tasks)
-        for future in wait(futures, return_when=FIRST_EXCEPTION).done:
-            error = future.exception()
-            if error is not None and not isinstance(error, _NotBegun):
-                raise error
+        futures += (threads.submit(attempt, task) for task in tasks)
+        wait(futures, return_when=FIRST_EXCEPTION)
+        if failed:
+            raise failed[0]
         return [future.result() for future in futures]
     except BaseException:
         over.set()

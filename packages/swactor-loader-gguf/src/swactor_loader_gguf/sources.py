@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -188,8 +189,14 @@ def open_files(name: str, progress: Progress = silent, *, outline: str = "") -> 
         return ModelFiles(name, outline=told)
     from swactor_loader_gguf.remote import RemoteFile
 
+    turn = threading.Lock()
+
+    def said(done: int, total: int) -> None:
+        with turn:  # of parts that are opened side by side
+            progress(done, total)
+
     def opened(part: str, wanted: str) -> RemoteFile:
-        return RemoteFile(_web_file(part), progress, fixed=_is_fixed(part), wanted=wanted)
+        return RemoteFile(_web_file(part), said, fixed=_is_fixed(part), wanted=wanted)
 
     return ModelFiles(name, opened, told)
 

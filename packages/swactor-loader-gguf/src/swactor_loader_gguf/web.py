@@ -386,14 +386,14 @@ class _Pace:
 
 def _client() -> httpx2.Client:
     """Raises ModelError for certificates and proxies of the environment that cannot be used."""
+    file, folder = os.environ.get("SSL_CERT_FILE", ""), os.environ.get("SSL_CERT_DIR", "")
     try:
         return httpx2.Client(
-            verify=_trusted(os.environ.get("SSL_CERT_FILE", ""), os.environ.get("SSL_CERT_DIR", "")),
+            verify=_trusted(file, folder, _written_at(file)),
             follow_redirects=False,
             headers={"User-Agent": "swactor", "Accept-Encoding": "identity"},
         )
     except OSError as error:  # of which an ssl.SSLError is one
-        file = os.environ.get("SSL_CERT_FILE", "")
         raise ModelError(
             f"the certificates of SSL_CERT_FILE {file!r} cannot be read: {error.strerror or error}",
             hint="name a file of certificates in PEM format, or unset SSL_CERT_FILE",
@@ -409,10 +409,17 @@ def _client() -> httpx2.Client:
 
 
 @lru_cache(maxsize=1)
-def _trusted(file: str, folder: str) -> ssl.SSLContext:
-    """The certificates that `file` and `folder` of the environment name, or the library's own. Kept: to read
-    them takes 50 ms, and a split model is many files."""
+def _trusted(file: str, folder: str, written_at: int) -> ssl.SSLContext:
+    """The certificates that `file` and `folder` of the environment name, or the library's own. Kept until the
+    file is another: to read them takes 50 ms, and a split model is many files."""
     return httpx2.create_ssl_context()
+
+
+def _written_at(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:  # whoever reads it has the error
+        return 0
 
 
 def _encoded(headers: httpx2.Headers) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import sqlite3
+import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -408,10 +408,21 @@ def _role_error(error: Exception) -> RoleError:
         )
     if isinstance(error, SwactorError):
         return RoleError(RoleFailure.BACKEND_ERROR, error.message, hint=error.hint)
-    if isinstance(error, sqlite3.Error):
+    data_bases = sys.modules.get("sqlite3")  # which tinygrad imports, and native kernels do without
+    if data_bases is not None and isinstance(error, data_bases.Error):
+        path = os.environ.get("CACHEDB", "")
         return RoleError(
             RoleFailure.BACKEND_ERROR,
-            f"compiled kernels cannot be kept in {os.environ.get('CACHEDB', '')!r}: {error}",
-            hint="make room on that disk, or set XDG_CACHE_HOME to a folder on another",
+            f"compiled kernels cannot be kept in {path!r}: {error}",
+            hint=_remedy_of_data_base(path, getattr(error, "sqlite_errorcode", 0) & 0xFF),
         )
     return RoleError(RoleFailure.BACKEND_ERROR, f"{type(error).__name__}: {error}")
+
+
+def _remedy_of_data_base(path: str, code: int) -> str:
+    """By SQLite's primary result code (sqlite.org/rescode.html)."""
+    if code in (11, 26):  # SQLITE_CORRUPT, SQLITE_NOTADB
+        return f"remove {path!r}: it is made anew"
+    if code == 5:  # SQLITE_BUSY
+        return "another process holds it for too long: end that one, or run again"
+    return "make room on that disk, or set XDG_CACHE_HOME to a folder on another"

@@ -6,6 +6,7 @@ here has to be settled before its first import, because tinygrad reads the envir
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -255,6 +256,8 @@ def cpu_key(compiler: str) -> str:
 
 
 DATA_BASE = "kernels.db"
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_YOURS = "set XDG_CACHE_HOME to a folder of yours"
 NOT_KEPT = "compiled kernels cannot be kept between runs"
 
 
@@ -268,27 +271,51 @@ def cache_root() -> Path | None:
 
 def kept_folder(compiler: str) -> Path | None:
     """A folder for compiled kernels under `cache_root` that only this user can write: cached values are
-    unpickled when read. None where none can be written, or its disk has no room for them. Raises
-    ResourceError when the folder belongs to somebody else."""
+    unpickled when read. None where none can be written, its disk has no room for them, or another user could
+    put another in its place. Raises ResourceError when the folder belongs to somebody else."""
     root = cache_root()
-    if root is None:
+    if root is None or _others_folder(root) is not None:
         return None
-    folder = root / f"tinygrad-{TINYGRAD_VERSION}" / cpu_key(compiler)
+    folder = _of_tinygrad(root) / cpu_key(compiler)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.geteuid():
+            raise ResourceError(f"the kernel cache {folder} belongs to another user", hint=_YOURS)
+        usable = _closed_to_others(folder) and os.access(folder, os.W_OK | os.X_OK)
+        return folder if usable and has_room(folder, used=(folder / DATA_BASE).exists()) else None
     except OSError:
         return None
-    state = folder.stat()
-    if state.st_uid != os.geteuid():
-        raise ResourceError(
-            f"the kernel cache {folder} belongs to another user",
-            hint="set XDG_CACHE_HOME to a folder of yours",
-        )
-    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        folder.chmod(0o700)
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return None
-    return folder if has_room(folder, used=(folder / DATA_BASE).exists()) else None
+
+
+def _of_tinygrad(root: Path) -> Path:
+    return root / f"tinygrad-{TINYGRAD_VERSION}"
+
+
+def _others_folder(root: Path) -> Path | None:
+    """The one of the folders above that of compiled kernels that is neither this user's nor root's: its owner
+    can put another in the place of what is in it, at any time."""
+    for folder in (root, _of_tinygrad(root)):
+        with contextlib.suppress(OSError):  # none is there yet
+            if folder.stat().st_uid not in (0, os.geteuid()):
+                return folder
+    return None
+
+
+def _closed_to_others(folder: Path) -> bool:
+    """Whether only this user can write into it now; what others could have put there is gone. Raises
+    OSError."""
+    if not folder.stat().st_mode & _OTHERS_WRITE:
+        return True
+    folder.chmod(0o700)
+    if folder.stat().st_mode & _OTHERS_WRITE:
+        return False  # a file system that keeps no modes
+    log.warning("others could write into the kernel cache %s: it is begun anew", folder)
+    for path in list(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return True
 
 
 def cache_folder(compiler: str) -> Path:
@@ -304,6 +331,8 @@ def keeping_remedy() -> str:
     root = cache_root()
     if root is None:
         return "set XDG_CACHE_HOME to a folder that can be written"
+    if (others := _others_folder(root)) is not None:
+        return f"{others} belongs to another user: {_YOURS}"
     return f"make {root} writable, with {ROOM >> 20} MiB free, or set XDG_CACHE_HOME to another folder"
 
 

@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import mmap
 import os
+import stat
 import weakref
 from pathlib import Path
 from typing import Any
@@ -73,13 +74,17 @@ class _Mapped:
 
 
 def _mapped(path: Path) -> _Mapped | None:
-    """The file's code, ready to run; None where there is none, or not all of it."""
+    """The file's code, ready to run; None where there is none, not all of it, or others may have written it:
+    whatever has become of the folder since it was looked at."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        code = _Mapped(descriptor, os.fstat(descriptor).st_size)
+        state = os.fstat(descriptor)
+        if state.st_uid != os.geteuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return None
+        code = _Mapped(descriptor, state.st_size)
     except OSError:  # a file system that nothing may be run from; an empty file
         return None
     finally:

@@ -25,6 +25,8 @@ _MIB = 1 << 20
 PROCESS = 46 * _MIB
 # tinygrad with its device, which native kernels do without
 TINYGRAD = 26 * _MIB
+# the gguf package, which native kernels need only where something is unpacked, and graphs for their embedding
+UNPACKER = 4 * _MIB
 _KEPT_IN_FILE = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 
 
@@ -54,13 +56,14 @@ def model_memory(
     scratch = _expert_rows(parameters, rows) + _further_tables(parameters, places)
     if not native:
         scratch += _scores(parameters, tensors, rows, places)
+    unpacked = native and copies(tensors.all()) > 0
     return WorkerMemory(
         layers=layers,
         embedding=copies(table),
         head=head,
         shared=copies(table) if tensors.head == tensors.embedding else 0,
         scratch=scratch,
-        process=_process(wanted, native=native),
+        process=_process(wanted, native=native, unpacked=unpacked),
     )
 
 
@@ -73,11 +76,11 @@ def _native(
     return wanted.kernels == "native" or not types_for_graphs(manifest, parameters, tensors)
 
 
-def _process(wanted: WorkerSettings, *, native: bool) -> int:
+def _process(wanted: WorkerSettings, *, native: bool, unpacked: bool) -> int:
     """Where the device has a memory of its own, the process lies in another."""
     if wanted.device_kind != "CPU":
         return 0
-    return PROCESS if native else PROCESS + TINYGRAD
+    return PROCESS + (UNPACKER * unpacked if native else TINYGRAD)
 
 
 def _elements(ref: TensorRef) -> int:

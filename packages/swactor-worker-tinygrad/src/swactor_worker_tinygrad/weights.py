@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tinygrad import Tensor
 
 ALIGNMENT = 32
+UNPACKED_AT_ONCE = 1 << 20  # values that are for a moment held twice
 PAGE = mmap.PAGESIZE
 
 
@@ -192,11 +193,16 @@ def _rows(ref: TensorRef) -> int:
     return int(np.prod(ref.dims[1:], dtype=np.int64))
 
 
-def _aligned_copy(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    room = np.empty(len(data) + ALIGNMENT, np.uint8)
+def _aligned(nbytes: int) -> NDArray[np.uint8]:
+    room = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -room.ctypes.data % ALIGNMENT
-    room[start : start + len(data)] = data
-    return room[start : start + len(data)]
+    return room[start : start + nbytes]
+
+
+def _aligned_copy(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    copy = _aligned(len(data))
+    copy[:] = data
+    return copy
 
 
 def unpack_on_host(rows: NDArray[np.uint8], ggml_type: int, width: int) -> NDArray[np.float32]:
@@ -209,8 +215,13 @@ def unpack_on_host(rows: NDArray[np.uint8], ggml_type: int, width: int) -> NDArr
         return rows.view(native[ggml_type]).astype(np.float32)
     from gguf import GGMLQuantizationType, dequantize
 
+    kind = GGMLQuantizationType(ggml_type)
+    values = _aligned(len(rows) * width * 4).view(np.float32).reshape(-1, width)
+    step = max(1, UNPACKED_AT_ONCE // width)
     try:
-        return np.asarray(dequantize(rows, GGMLQuantizationType(ggml_type)), np.float32).reshape(-1, width)
+        for start in range(0, len(rows), step):
+            values[start : start + step] = dequantize(rows[start : start + step], kind).reshape(-1, width)
+        return values
     except NotImplementedError:
         from tinygrad import Tensor
 

@@ -166,10 +166,11 @@ class Loader(Protocol):
     def open(
         self, name: str, progress: Callable[[int, int], None] | None = None, *, outline: str = ""
     ) -> Model:
-        """Reads the header only, wherever it is; what `progress` raises ends that, as in `Model.fetch`. With
-        the `outline` of the same model opened elsewhere, given only where it is not empty, files are opened
-        when a manifest needs them, and one that is not what the outline says is refused by name. Raises
-        ModelError with field and offset for a malformed file."""
+        """Reads the header only, wherever it is; what `progress` raises ends that, as in `Model.fetch`; it is
+        called by one thread at a time, not always the caller's. With the `outline` of the same model opened
+        elsewhere, given only where it is not empty, files are opened when a manifest needs them, and one that
+        is not what the outline says is refused by name. Raises ModelError with field and offset for a
+        malformed file."""
 
 
 @dataclass(frozen=True, slots=True)
