@@ -237,9 +237,24 @@ def test_a_peers_pause_costs_no_size(local, seconds):
     assert wire.left._max_datagram_size == LARGEST_DATAGRAM
 
 
+@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize("seconds", [0.3, 1.0, 1.9])
+@pytest.mark.parametrize("after", [0.0, 0.002])
+def test_a_pause_while_the_path_is_searched_costs_no_size(local, seconds, after):
+    """Where a node has just begun pauses are common; what was not found then is missed for ten minutes."""
+    wire = NarrowWire(16_200, local=local, delay=0.0005, pings=0.4)
+    wire.run(10, until=lambda: wire.left.confirmed)
+    wire.run(after)
+    wire.loses = lambda: True
+    wire.run(seconds)
+    wire.loses = lambda: False
+    wire.run(2)
+    assert wire.left._max_datagram_size == wire.right._max_datagram_size == LARGEST_DATAGRAM
+
+
 @pytest.mark.parametrize("share", [0.05, 0.2])
 def test_a_path_that_loses_many_keeps_its_size_most_of_the_time(share):
-    """One datagram a round trip: three that are lost in a row look like a black hole."""
+    """One datagram at a time: three that are lost in a row look like a black hole."""
     wire = NarrowWire(16_200, local=False, delay=0.005, pings=0.4)
     wire.run(10, until=lambda: wire.left._max_datagram_size == LARGEST_DATAGRAM)
     half = wire.left.open_stream(b"preamble", is_unidirectional=True)
@@ -292,7 +307,7 @@ def test_what_never_arrives_is_counted_and_forgotten_when_it_does():
     delivery, began = Delivery(wire.now, stuck_after=10.0), wire.now
     while not delivery.stuck(wire.now, wire.left.undelivered()):
         wire.run(delivery.next_look - wire.now)
-        assert wire.now - began < 13
+        assert wire.now - began < 40, "remainders small enough may pass, but not for ever"
     wire.carries = 1_200
     wire.run(20, until=lambda: half.unacknowledged == 0)
     assert wire.left.undelivered() == {}
