@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import pytest
 from swactor_core.errors import ConfigError, ResourceError, UsageError
@@ -225,6 +226,26 @@ async def test_who_has_another_key_is_told_of_on_both_sides(start, monkeypatch) 
         while a.membership.counters["unauthentic"] < refused + 3:  # noqa: ASYNC110 - a counter has no event
             await asyncio.sleep(0.01)
     assert said.empty(), "once"
+
+
+async def test_noise_of_many_addresses_is_not_told_of_and_hides_nobody(start, monkeypatch, caplog) -> None:
+    a = await start("a")
+    now = 100.0
+    monkeypatch.setattr(a.membership, "_loop", SimpleNamespace(time=lambda: now))
+    for _day in range(3):
+        now += 86_400
+        for port in range(1, 40):
+            a.membership._hear_stranger(("192.0.2.1", port))
+    assert not caplog.records
+    assert len(a.membership._strangers) <= 16
+    now += 86_400
+    for _ in range(3):
+        a.membership._hear_stranger(("192.0.2.1", 50))
+        now += 15  # as seeds are asked by who has found others
+    assert [record.getMessage() for record in caplog.records] == [
+        "membership datagrams from 192.0.2.1:50 cannot be opened: another gossip_key or cluster id"
+    ]
+    monkeypatch.undo()
 
 
 async def test_a_listener_that_fails_does_not_stop_the_protocol(start, caplog) -> None:

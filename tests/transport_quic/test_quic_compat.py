@@ -112,6 +112,7 @@ def test_names_in_use_are_all_in_the_table():
         "_unacknowledged",
         "_late_acks",
         "_probed_at",
+        "_oldest_lost",
         "_path_size",
         "_rate",
         "_credit",

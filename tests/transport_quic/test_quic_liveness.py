@@ -91,7 +91,7 @@ def test_a_process_that_is_always_late_still_notices():
 
 def test_what_is_never_acknowledged_is_stuck_in_bounded_time():
     delivery, now = Delivery(0.0, stuck_after=10.0), 0.0
-    while not delivery.stuck(now, {4: 100, 8: int(now * 1000)}):  # stream 8 goes on all the time
+    while not delivery.stuck(now, {4: (100, 5), 8: (int(now * 1000), 5)}):  # stream 8 goes on all the time
         now = delivery.next_look
         assert now < 14
     assert now >= 10
@@ -101,11 +101,21 @@ def test_what_is_acknowledged_bit_by_bit_is_not_stuck():
     delivery, now = Delivery(0.0, stuck_after=10.0), 0.0
     while now < 1000:
         now = delivery.next_look
-        assert not delivery.stuck(now, {4: int(now) // 8, 8: 7} if int(now) % 3 else {4: int(now) // 8})
+        steady = {4: (int(now) // 8, 5)}
+        assert not delivery.stuck(now, steady | {8: (7, 5)} if int(now) % 3 else steady)
+
+
+def test_what_was_hardly_lost_is_slow_and_not_stuck():
+    """It waits in a queue of the path, behind what others send."""
+    delivery, now = Delivery(0.0, stuck_after=10.0), 0.0
+    while now < 60:
+        now = delivery.next_look
+        assert not delivery.stuck(now, {4: (100, 2)})
+    assert delivery.stuck(now + 2, {4: (100, 3)})
 
 
 def test_an_own_pause_is_no_stuck_path():
     delivery = Delivery(0.0, stuck_after=10.0)
-    assert not delivery.stuck(2.0, {4: 0})
-    assert not delivery.stuck(500.0, {4: 0})
-    assert not delivery.stuck(502.0, {4: 0})
+    assert not delivery.stuck(2.0, {4: (0, 9)})
+    assert not delivery.stuck(500.0, {4: (0, 9)})
+    assert not delivery.stuck(502.0, {4: (0, 9)})

@@ -47,6 +47,8 @@ _LEAVE_BOUND = 1.0
 _STRANGERS_KEPT = 16
 PATIENCE = 10.0
 """Seconds of silence, or of datagrams that cannot be opened, before a person is told."""
+_NOISE_APART = 60.0
+"""Seconds from one to the next of an address that was noise: a node in earnest asks its seeds more often."""
 _NAME_LIFETIME = 30.0
 _WAITING_FOR_NAME = 8
 
@@ -110,7 +112,7 @@ class SwimMembership:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._alone: asyncio.TimerHandle | None = None
-        self._strangers: dict[Address, float] = {}
+        self._strangers: dict[Address, tuple[float, float]] = {}
         self._patience = PATIENCE
         self._departed = asyncio.Event()
         self._closed = False
@@ -249,11 +251,16 @@ class SwimMembership:
         """Told once of each address that goes on for so long, of a bounded number: what comes now and then is
         noise, or was meant for another process that had this port."""
         assert self._loop is not None
-        if address not in self._strangers and len(self._strangers) == _STRANGERS_KEPT:
-            return
-        told_at = self._strangers.setdefault(address, self._loop.time() + self._patience)
-        if self._loop.time() >= told_at:
-            self._strangers[address] = math.inf
+        now = self._loop.time()
+        tell_at, heard = self._strangers.get(address, (0.0, -math.inf))
+        if now - heard > _NOISE_APART:
+            known = self._strangers.items()
+            self._strangers = {one: times for one, times in known if now - times[1] <= _NOISE_APART}
+            if len(self._strangers) == _STRANGERS_KEPT:
+                return
+            tell_at = now + self._patience
+        self._strangers[address] = (math.inf if now >= tell_at else tell_at), now
+        if now >= tell_at:
             _LOG.warning(
                 "membership datagrams from %s:%d cannot be opened: another gossip_key or cluster id",
                 *address,

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum, auto
 
+_TIMES_LOST = 3
+"""A byte that was lost less often is slow, not stuck: it may wait in a queue of the path for long."""
+
 
 class Verdict(Enum):
     WAIT = auto()
@@ -70,7 +73,8 @@ class Liveness:
 
 class Delivery:
     """Whether what was sent arrives. A peer may answer pings while the path loses all that is larger: what is
-    sent anew and never acknowledged for `stuck_after` seconds is stuck. `next_look`: when to ask next."""
+    lost time and again and never acknowledged for `stuck_after` seconds is stuck. `next_look`: when to ask
+    next."""
 
     __slots__ = ("_interval", "_since", "_stuck_after", "next_look")
 
@@ -80,11 +84,16 @@ class Delivery:
         self._since: dict[tuple[int, int], float] = {}
         self.next_look = now + self._interval
 
-    def stuck(self, now: float, waiting: Mapping[int, int]) -> bool:
-        """`waiting`: by stream, where its oldest byte lies that was sent and not acknowledged. The wait
-        starts anew where nobody has asked in time, after a pause of this process."""
+    def stuck(self, now: float, waiting: Mapping[int, tuple[int, int]]) -> bool:
+        """`waiting`: by stream, where its oldest byte lies that was sent and not acknowledged, and how often
+        that was lost. The wait starts anew where nobody has asked in time, after a pause of this process."""
         if now - self.next_look > self._interval:
             self._since.clear()
         self.next_look = now + self._interval
-        self._since = {where: self._since.get(where, now) for where in waiting.items()}
-        return any(now - since >= self._stuck_after for since in self._since.values())
+        before, self._since = self._since, {}
+        stuck = False
+        for stream_id, (oldest, lost) in waiting.items():
+            where = stream_id, oldest
+            since = self._since[where] = before.get(where, now)
+            stuck = stuck or (lost >= _TIMES_LOST and now - since >= self._stuck_after)
+        return stuck

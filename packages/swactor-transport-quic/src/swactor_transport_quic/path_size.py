@@ -58,12 +58,13 @@ class PathSize:
         self._search_at = None if found_the_top else now + _SEARCH_AGAIN
         self._step = len(self._ladder)
 
-    def lost(self, size: int, now: float) -> None:
-        """The probe was lost; whether by its size is known after some tries."""
+    def lost(self, size: int, now: float, *, silence: bool = False) -> None:
+        """The probe was lost; whether by its size is known after some tries. In `silence`, where nothing else
+        arrives either, as while a peer is paused, it was no try."""
         if size != self._out:
             return
         self._out = 0
-        self._tries += 1
+        self._tries += not silence
         if self._tries >= _TRIES:
             self._give_up(now)
 
@@ -83,13 +84,13 @@ class PathSize:
             self._step = len(self._ladder)
             self._search_at = now + _SEARCH_AGAIN
 
-    def missed(self, largest: int, *, sent_at: float, now: float) -> bool:
-        """Something larger than `base`, sent at `sent_at`, was lost; `largest` has been acknowledged since
-        the call before. True when the path falls back.
+    def missed(self, size: int, *, acknowledged: int, sent_at: float, now: float) -> bool:
+        """A datagram of `size`, more than `base`, sent at `sent_at`, was lost; the largest that arrived since
+        the call before is `acknowledged`. True when the path falls back.
 
         Timeouts do not tell it where small datagrams pass: their acknowledgements end each row of timeouts.
         """
-        if largest > self.base:
+        if acknowledged >= size:
             self._missed = 0
         if sent_at > self._missed_at:  # else it is of a flight that is counted
             self._missed, self._missed_at = self._missed + 1, now

@@ -59,8 +59,8 @@ class QuicSettings:
     loss_after: _Seconds = 2.3
     stall_grace: _Seconds = 0.25
     stuck_after: _Seconds = 10.0
-    """Sent bytes of a stream that stay unacknowledged for so long end the connection, though pings are
-    answered: the path loses what is larger, datagrams of `SMALLEST_DATAGRAM` too."""
+    """Bytes of a stream that are lost time and again, and not acknowledged for so long, end the connection,
+    though pings are answered: the path loses what is larger, datagrams of `SMALLEST_DATAGRAM` too."""
     handshake_timeout: _Seconds = 5.0
     preamble_timeout: _Seconds = 3.0
     """From the opening of a stream to the last byte of its preamble."""

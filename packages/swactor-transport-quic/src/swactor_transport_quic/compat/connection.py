@@ -300,15 +300,6 @@ class Connection(ShortPackets):
         self.send_stream_data(stream_id, first)
         return SendHalf(self._streams[stream_id], stream_id)
 
-    def undelivered(self) -> dict[int, int]:
-        """By stream, where its oldest byte lies that was sent and is not acknowledged."""
-        return {
-            stream_id: stream.sender._buffer_start
-            for stream_id, stream in self._streams.items()
-            if stream.sender._buffer_start < stream.sender.highest_offset
-            and stream.sender._reset_error_code is None
-        }
-
     def send_half(self, stream_id: int) -> SendHalf | None:
         """None when the stream is already forgotten."""
         stream = self._streams.get(stream_id)

@@ -30,6 +30,8 @@ _ACK_RANGES = 32
 """Ranges in one frame, at most; older ones need not be told (RFC 9000 section 13.2.3)."""
 _BLACK_HOLE_TIMEOUTS = 3
 """Probe timeouts in a row after which the size of datagrams is suspected (RFC 8899 section 4.3)."""
+_SILENCE_TIMEOUTS = 2
+"""Probe timeouts in a row from which on nothing is heard at all: what is lost then says nothing of sizes."""
 _LOST = QuicDeliveryState.LOST
 
 
@@ -56,6 +58,7 @@ class ShortPackets(ArrivingPackets):
         super().__init__(**keywords)
         self._aborted: set[QuicStream] = set()
         self._probed_at = 0.0
+        self._oldest_lost: dict[int, tuple[int, int]] = {}
         self._path_size = PathSize(self._max_datagram_size, largest)
         lose = self._loss._on_packets_lost
 
@@ -236,7 +239,8 @@ class ShortPackets(ArrivingPackets):
             return
         controller.largest_acknowledged = 0  # type: ignore[attr-defined]  # as `congestion` has it
         newest = max(packet.sent_time or 0.0 for packet in large)
-        if self._path_size.missed(largest, sent_at=newest, now=now):
+        smallest = min(packet.sent_bytes for packet in large)
+        if self._path_size.missed(smallest, acknowledged=largest, sent_at=newest, now=now):
             self._use_size()
 
     def _probe(self, size: int, now: float) -> bytes:
@@ -262,7 +266,8 @@ class ShortPackets(ArrivingPackets):
 
     def _on_probe_delivery(self, delivery: QuicDeliveryState, size: int) -> None:
         if delivery is _LOST:
-            self._path_size.lost(size, self._probed_at)
+            silence = self._loss._pto_count >= _SILENCE_TIMEOUTS
+            self._path_size.lost(size, self._probed_at, silence=silence)
         else:
             self._path_size.acknowledged(size, self._probed_at)
             self._use_size()
@@ -382,8 +387,28 @@ class ShortPackets(ArrivingPackets):
         stream.sender.on_data_delivery(delivery, start, stop, fin)
         if delivery is _LOST:
             self.wanting[stream] = None
+            self._note_oldest(stream, start, stop)
         elif stream.sender.is_finished:
             self.general = True
+
+    def _note_oldest(self, stream: QuicStream, start: int, stop: int) -> None:
+        oldest, stream_id = stream.sender._buffer_start, stream.stream_id
+        if stream_id is not None and start <= oldest < stop:
+            where, times = self._oldest_lost.get(stream_id, (oldest, 0))
+            self._oldest_lost[stream_id] = oldest, times + 1 if where == oldest else 1
+
+    def undelivered(self) -> dict[int, tuple[int, int]]:
+        """By stream, where its oldest byte lies that was sent and is not acknowledged, and how often that
+        byte was lost."""
+        found = {}
+        for stream_id, stream in self._streams.items():
+            sender = stream.sender
+            oldest = sender._buffer_start
+            if oldest < sender.highest_offset and sender._reset_error_code is None:
+                where, times = self._oldest_lost.get(stream_id, (oldest, 0))
+                found[stream_id] = oldest, times if where == oldest else 0
+        self._oldest_lost = {stream_id: known for stream_id, known in found.items() if known[1]}
+        return found
 
     def _on_max_stream_data_delivery(self, delivery: QuicDeliveryState, stream: QuicStream) -> None:
         super()._on_max_stream_data_delivery(delivery, stream)
