@@ -389,12 +389,11 @@ class Run(Machine[RunState]):
     def _finish(self, overdue: Fault | None = None) -> tuple[Action, ...]:
         """`overdue`: the teardown's own failure, beside the outcome, which stands."""
         assert self.outcome is not None
-        unproven = self._teardown.unproven()
-        waited_for = self._teardown.waited_for(self.fault, len(self.tokens))
-        told = {"waited_for": waited_for} if waited_for else {}
-        fields = {"outcome": str(self.outcome), "unproven": list(unproven), **told}
+        unproven, late = self._teardown.unproven(), self._teardown.waited_for(self.fault, len(self.tokens))
+        fields = {"outcome": str(self.outcome), "unproven": list(unproven)}
+        fields |= {"waited_for": late} if late else {}
         return (
             *self.cancel_timer("bound"),
             Emit(EventName.RUN_TORN_DOWN, fields if overdue is None else {**fields, **overdue.fields()}),
-            FinishRun(self.outcome, self.fault, self._teardown.stats(), unproven, waited_for),
+            FinishRun(self.outcome, self.fault, self._teardown.stats(), unproven, late),
         )
