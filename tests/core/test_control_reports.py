@@ -142,6 +142,18 @@ async def test_who_waits_for_a_turn_is_told_of_once_also_when_several_wait(rig: 
     assert caplog.text.count("refused the orchestrator") == 2
 
 
+async def test_strangers_with_ever_fresh_keys_take_bounded_memory(rig: Rig) -> None:
+    await rig.watched_by(Channel())
+    for number in range(control.REFUSALS_KEPT + 9):
+        stranger = Channel()
+        stranger.peer = NodeId(100 + number)
+        for frame in (b"Watch", None):
+            stranger.arriving.put_nowait(frame)
+        await rig.arriving.put(stranger)
+        await settled(stranger.closed.is_set)
+    assert len(rig.service._told) == control.REFUSALS_KEPT
+
+
 async def test_a_sender_that_fails_is_heard_of_and_not_silent(rig: Rig) -> None:
     await rig.watched_by(Channel(refuses=ValueError("no frame")))
     rig.service.report(READY)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from swactor_core.config import PluginChoice
 from swactor_core.errors import PluginError, UsageError
-from swactor_core.hosting import nodes_in_process, refuse_separate_processes, worker_in_process
+from swactor_core.hosting import nodes_in_process, refuse_separate_processes, uses_udp, worker_in_process
 from swactor_core.plugins import REGISTRATION_HOOKS, Plugins
 from swactor_core.spi.provider import Kind, Provider
 
@@ -44,6 +44,11 @@ def test_a_part_that_stays_keeps_the_nodes(part: str, kind: str) -> None:
     with pytest.raises(UsageError, match=f"the {kind} '{part}' does not leave its process") as refused:
         refuse_separate_processes(given, CHOICE)
     assert f"another {kind}" in refused.value.hint
+
+
+@pytest.mark.parametrize(("part", "needed"), [("t", True), ("m", True), ("w", False), ("", False)])
+def test_datagrams_are_needed_by_parts_that_say_so(part: str, needed: bool) -> None:
+    assert uses_udp(plugins(**{part: {"udp": True}}), CHOICE) is needed
 
 
 def test_an_arena_that_stays_keeps_the_worker_and_not_the_nodes() -> None:

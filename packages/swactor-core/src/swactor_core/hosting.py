@@ -53,6 +53,12 @@ def worker_in_process(plugins: Plugins, choice: PluginChoice) -> bool:
     return True
 
 
+def uses_udp(plugins: Plugins, choice: PluginChoice) -> bool:
+    """Whether nodes of this choice need datagrams to meet: the chosen transport or membership says `udp`."""
+    kinds = ((Kind.TRANSPORT, choice.transport), (Kind.MEMBERSHIP, choice.membership))
+    return any(plugins.select(kind, name).capabilities.get("udp", False) for kind, name in kinds)
+
+
 def refuse_separate_processes(plugins: Plugins, choice: PluginChoice) -> None:
     """Raises UsageError when nodes in processes of their own cannot meet over this choice."""
     for provider in _tying(plugins, choice):

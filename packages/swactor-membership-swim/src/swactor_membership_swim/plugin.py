@@ -27,6 +27,6 @@ def swactor_register_memberships() -> list[Provider]:
             "swim",
             "SWIM with Lifeguard over sealed datagrams, profiles local and lan",
             _swim,
-            capabilities={"sealed": True, "leave": True},
+            capabilities={"sealed": True, "leave": True, "udp": True},
         )
     ]

@@ -35,6 +35,7 @@ def swactor_register_transports() -> list[Provider]:
                 "backpressure": "exact",
                 "peer_identity": "native",
                 "encrypted": True,
+                "udp": True,
                 "max_edges_per_connection": 1024,
             },
         )

@@ -22,6 +22,7 @@ from swactor_core.hosting import (
     refuse_this_machine,
     refuse_unfit_model,
     refuse_wrong_settings,
+    uses_udp,
     worker_in_process,
 )
 from swactor_core.ids import NodeId, RunId, node_hex
@@ -122,9 +123,8 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         runner = closing.enter_context(asyncio.Runner(loop_factory=EventLoop))
         ahead = NodesAhead()
         if file is None and not nodes_in_process(plugins, choice):
-            udp = check_udp()
-            if udp.status is CheckStatus.FAIL:  # its nodes would wait for one another
-                raise ResourceError(udp.detail, hint=udp.remedy)
+            if uses_udp(plugins, choice) and (udp := check_udp()).status is CheckStatus.FAIL:
+                raise ResourceError(udp.detail, hint=udp.remedy)  # its nodes would wait for one another
             closing.callback(lambda: runner.run(ahead.close()))
             runner.run(ahead.start(nodes))
         tokenizer = tokenizer_of(model, options.pre)

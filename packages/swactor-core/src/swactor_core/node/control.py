@@ -32,6 +32,7 @@ EVENTS_PER_REPORT = 1_000
 NODE = Address(Component.NODE)
 HISTORY = 64
 REFUSAL_BOUND = 5.0
+REFUSALS_KEPT = 64
 # An orchestrator begins to watch after the node has booted: what it missed of the boot is told first.
 _BOOT_EVENTS = frozenset(
     {
@@ -162,6 +163,8 @@ class ControlService:
         """Answers its first word with the reason, and gives it time to read that."""
         self.refused += 1
         again, self._told[channel.peer] = self._told.get(channel.peer) == why, why
+        if len(self._told) > REFUSALS_KEPT:  # a stranger may come with a fresh key each time
+            del self._told[next(iter(self._told))]
         level = logging.DEBUG if again else logging.WARNING  # who waits for its turn asks twice a second
         log.log(level, "refused the orchestrator %s: %s", node_hex(channel.peer), why)
         try:

@@ -57,7 +57,8 @@ class Provider:
     """`factory` returns the part, as the docstring of the kind's `spi` module says; heavy imports belong
     inside it. `capabilities` are facts a host or test asks for by name; a missing one is False, but for
     `crosses_processes`. What the runtime asks (`hosting.py`): `crosses_processes` of an arena, a transport
-    and a membership, and `in_process` of a worker: that several may live in one process, on its event loop.
+    and a membership, `udp` of the latter two, and `in_process` of a worker: that several may live in one
+    process, on its event loop.
 
     A worker's `check_model(manifest of the whole model, positions of the run)` raises RoleError for a model
     that its `configure` would refuse in one stage, and for no other; it opens no file and looks at no device.
