@@ -41,9 +41,10 @@ INLINE void finish(const struct product *p, u64 token, u64 row, float value) {
   p->out[at] = value;
 }
 
-/* Panels lie one behind the other: what is read a panel or a page later is asked for in the order of the file. */
+/* Panels lie one behind the other: what is read a panel or a page later is asked for in the order of the file. A weight
+   is read once a token, so it passes by the caches in which the next process has its code and data. */
 INLINE void fetch_ahead(const uint8_t *p, int size) {
-  for (int at = 0; at < size; at += 64) __builtin_prefetch(p + at, 0, 3);
+  for (int at = 0; at < size; at += 64) __builtin_prefetch(p + at, 0, 0);
 }
 
 INLINE void one_token(const struct product *p, u64 row, int count) {
