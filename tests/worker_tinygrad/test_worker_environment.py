@@ -306,7 +306,10 @@ FAILURE = (
 
 def test_a_device_without_driver_is_a_typed_failure() -> None:
     done = in_a_process(FAILURE.format(settings={"device": "CUDA"}))
-    assert done.stdout.startswith("ResourceError device 'CUDA' cannot be opened"), done.stderr
+    assert done.stdout.startswith("ResourceError NVIDIA's driver (libcuda.so.1) is not found"), done.stderr
+    assert "docker run --gpus all" in done.stdout
+    done = in_a_process(FAILURE.format(settings={"device": "METAL"}))
+    assert done.stdout.startswith("ResourceError device 'METAL' cannot be opened"), done.stderr
     assert "known devices are CPU, CUDA" in done.stdout
 
 

@@ -55,8 +55,14 @@ def _opened(wanted: environment.WorkerSettings) -> str:
         said = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ResourceError(
             f"device {wanted.device!r} cannot be opened: {said}",
-            hint=f"known devices are {', '.join(environment.KNOWN_DEVICES)}; CPU needs no more than clang",
+            hint=_opening_hint(wanted.device_kind),
         ) from error
+
+
+def _opening_hint(kind: str) -> str:
+    if kind == "CUDA":
+        return "`nvidia-smi` lists what the driver has: the first is CUDA, the second CUDA:1"
+    return f"known devices are {', '.join(environment.KNOWN_DEVICES)}; CPU needs no more than clang"
 
 
 class TinygradBackend:

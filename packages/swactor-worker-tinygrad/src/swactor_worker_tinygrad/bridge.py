@@ -78,6 +78,10 @@ class TinygradBridge:
                 raise OSError(f"copy of {len(raw)} bytes from {self.device} failed: {error}") from error
         return CopyEvent.COMPLETE
 
+    def finish(self) -> None:
+        """Waits until the device has done all that it was given. Raises RuntimeError where that failed."""
+        device_memory.finish(self.device)
+
     def copy_event_complete(self, event: CopyEvent) -> bool:
         return event is CopyEvent.COMPLETE
 

@@ -100,3 +100,12 @@ def write(target: Allocation, offset: int, source: memoryview) -> None:
     from swactor_worker_tinygrad import internals
 
     internals.write_bytes(target.buffer, offset, source)
+
+
+def finish(device: str) -> None:
+    """Waits until the device has done all that it was given."""
+    if on_host(device):
+        return
+    from swactor_worker_tinygrad import internals
+
+    internals.finish(device)

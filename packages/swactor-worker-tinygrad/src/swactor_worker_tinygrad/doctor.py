@@ -6,7 +6,6 @@ must not hang the doctor. Every tool that it runs has a bound.
 
 from __future__ import annotations
 
-import ctypes.util
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 from swactor_core.checks import CheckResult, CheckStatus, DoctorCheck
 from swactor_core.errors import SwactorError
 
-from swactor_worker_tinygrad import environment
+from swactor_worker_tinygrad import drivers, environment
 
 BOUND_SECONDS = 5.0
 _PROBE = "float probe(float a, float b) { return a * b; }\n"
@@ -74,12 +73,10 @@ def check_devices() -> CheckResult:
             found.append("CPU")
         except SwactorError:
             pass
-        if ctypes.util.find_library("cuda") is not None:
-            found.append("CUDA")
+        if drivers.cuda_driver() is not None:
+            found.append("CUDA" if drivers.compiles_cuda() else "CUDA (as PTX: the toolkit is not here)")
         if Path("/dev/kfd").exists():
             found.append("AMD")
-        if ctypes.util.find_library("OpenCL") is not None:
-            found.append("CL")
         if not found:
             return CheckResult(CheckStatus.FAIL, "no device can be used", environment.INSTALL_CLANG)
         return CheckResult(CheckStatus.OK, f"device can be set to {', '.join(found)}")

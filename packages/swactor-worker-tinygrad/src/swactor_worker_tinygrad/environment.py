@@ -20,12 +20,14 @@ from pathlib import Path
 
 from swactor_core.errors import ConfigError, ResourceError, did_you_mean
 
+from swactor_worker_tinygrad import drivers
 from swactor_worker_tinygrad.passing_kernels import ROOM, has_room, passing_folder
 
 log = logging.getLogger(__name__)
 
 TINYGRAD_VERSION = "0.14.0"
-KNOWN_DEVICES = ("CPU", "CUDA", "METAL", "AMD", "NV", "QCOM", "CL", "WEBGPU", "PYTHON")
+KNOWN_DEVICES = ("CPU", "CUDA", "METAL", "AMD", "NV", "QCOM", "PYTHON")
+UNDIVIDED = ("CL", "WEBGPU")  # whose buffers tinygrad cannot divide, as stages must
 SETTINGS = ("device", "cc", "kernels", "numerics", "search", "threads", "weights")
 # of the settings that have a choice; the first is the default
 CHOICES = {
@@ -128,6 +130,11 @@ def read_settings(settings: Mapping[str, object]) -> WorkerSettings:
             raise ConfigError(f"worker tinygrad: {name} = {value!r} is not a string", hint=f'{name} = "..."')
     device = str(settings.get("device", "")) or "CPU"
     kind = device.split(":", 1)[0]
+    if kind.upper() in UNDIVIDED:
+        raise ConfigError(
+            f"worker tinygrad: device {device!r} cannot compute stages: tinygrad cannot divide its buffers",
+            hint=f"use one of {', '.join(KNOWN_DEVICES)}",
+        )
     if kind.upper() not in KNOWN_DEVICES:
         raise ConfigError(
             f"worker tinygrad: device {device!r} is not known", hint=f"use one of {', '.join(KNOWN_DEVICES)}"
@@ -204,12 +211,25 @@ def find_compiler(wanted: str = "") -> str:
     raise ResourceError("tinygrad's CPU device needs clang, and there is none on PATH", hint=INSTALL_CLANG)
 
 
-def check_machine(settings: WorkerSettings) -> None:
-    """Raises ResourceError for a compiler that these settings need and that is not here, or another tinygrad
-    than this package is written for. Opens no device."""
+def check_machine(settings: WorkerSettings, *, named: bool = True) -> None:
+    """Raises ResourceError for a compiler or driver that these settings need and that is not here, or another
+    tinygrad than this package is written for. Opens no device. Whoever has not `named` a device hears of one
+    that is not used."""
     require_tinygrad()
     if settings.device_kind == "CPU":
         find_compiler(settings.cc)
+    _require_driver(settings)
+    if not named and drivers.cuda_driver() is not None:
+        log.warning(
+            "NVIDIA's driver is here, but the CPU computes: --device CUDA uses it, --device CPU does not"
+        )
+
+
+def _require_driver(settings: WorkerSettings) -> None:
+    if settings.device_kind == "CUDA" and drivers.cuda_driver() is None:
+        raise ResourceError(
+            "NVIDIA's driver (libcuda.so.1) is not found on this machine", hint=drivers.INSTALL_CUDA
+        )
 
 
 def _is_clang(compiler: str) -> bool:
@@ -336,15 +356,22 @@ def keeping_remedy() -> str:
     return f"make {root} writable, with {ROOM >> 20} MiB free, or set XDG_CACHE_HOME to another folder"
 
 
+def _selection(settings: WorkerSettings) -> str:
+    """The value of DEV, with the renderer that this machine has the compiler for where none is named."""
+    if settings.selection == "CUDA" and not drivers.compiles_cuda():
+        return "CUDA:PTX"
+    return settings.selection
+
+
 def prepare(settings: WorkerSettings) -> dict[str, str]:
     """Sets what tinygrad reads at import and returns it: DEV, CC, CACHEDB, PARALLEL, NUM_CPU_THREADS.
     OPENBLAS_NUM_THREADS too, unless the operator has: numpy's library would start a thread a core, and
     nothing here multiplies matrices with it.
 
     No pool of compiler processes (every stage of a host would start one), no split of CPU kernels into parts
-    that run one after another anyway. Raises ResourceError for a missing compiler.
+    that run one after another anyway. Raises ResourceError for a missing compiler or driver.
     """
-    wanted = {"DEV": settings.selection, "PARALLEL": "0", "NUM_CPU_THREADS": "1"}
+    wanted = {"DEV": _selection(settings), "PARALLEL": "0", "NUM_CPU_THREADS": "1"}
     compiler = ""
     if settings.device_kind == "CPU":
         compiler = find_compiler(settings.cc)
@@ -354,13 +381,14 @@ def prepare(settings: WorkerSettings) -> dict[str, str]:
             f"tinygrad was already started in this process with DEV={_prepared[0][0]!r}",
             hint="one process serves one device",
         )
+    _require_driver(settings)
     if _prepared == [(settings.selection, compiler)] and "CACHEDB" in os.environ:
         wanted["CACHEDB"] = os.environ["CACHEDB"]
     else:
         wanted["CACHEDB"] = str(cache_folder(compiler) / DATA_BASE)
     # tinygrad asserts on its old switches (CPU=1) and cannot read an empty value
     for name, value in list(os.environ.items()):
-        if name in KNOWN_DEVICES or (value == "" and name in _READ_AS_NUMBERS):
+        if name in (*KNOWN_DEVICES, *UNDIVIDED) or (value == "" and name in _READ_AS_NUMBERS):
             del os.environ[name]
     os.environ.setdefault("PATH", os.defpath)  # which tinygrad reads and takes to be set
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -50,6 +50,7 @@ __all__ = [
     "copy_within_device",
     "cpu_compiler",
     "dequantise",
+    "finish",
     "forget_captures",
     "graph_types",
     "is_kept",
@@ -138,6 +139,11 @@ def release_unused(device: str) -> None:
         # Freeing waits for the device, which may allocate: in the middle of its own walk through the cache.
         Device[device].synchronize()
         allocator.free_cache()
+
+
+def finish(device: str) -> None:
+    """Waits until the device has done all that it was given. Raises RuntimeError where that failed."""
+    Device[device].synchronize()
 
 
 def tensor_of(buffer: Buffer, shape: tuple[int, ...], dtype: DType, byte_offset: int = 0) -> Tensor:
@@ -279,6 +285,15 @@ class _Recipe:
     choices: tuple[tuple[str, Found | None], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Replay:
+    """A captured graph as tinygrad replays it, for devices whose kernels are not called directly: compiled
+    programs over the inputs' places, with the buffers between them, which are empty on disk."""
+
+    linear: UOp
+    choices: tuple[tuple[str, Found | None], ...] = ()
+
+
 def _recipe_of(linear: UOp, inputs: tuple[UOp, ...]) -> tuple[_Recipe, list[Buffer]] | None:
     """The graph over `inputs` as programs, and its own buffers; None when a call is anything else than a
     program on the CPU device's one-function kernels."""
@@ -344,13 +359,16 @@ class Graph:
         self._linear: UOp | None = None
         self._recipe: _Recipe | None = None
         self._search = search
+        self._choices: dict[str, Found | None] = {}
         kept = _kept_under(key, inputs, variables, search) if key and direct else ""
-        if kept:
-            self._recipe = _found(kept, search)
+        found = _found(kept, search) if kept else None
         #: whether tinygrad had to capture, rather than read what an earlier process had captured
-        self.captured = self._recipe is None
-        if self._recipe is not None:
-            self._own = [new_buffer("CPU", nbytes) for nbytes in self._recipe.own]
+        self.captured = found is None
+        if isinstance(found, _Recipe):
+            self._recipe, self._choices = found, dict(found.choices)
+            self._own = [new_buffer("CPU", nbytes) for nbytes in found.own]
+        elif found is not None:
+            self._linear, self._choices = found.linear, dict(found.choices)
         else:
             self._capture(function, inputs, variables, kept=kept, direct=direct)
         self._programs = [] if self._recipe is None else [_load(code) for code, _ in self._recipe.programs]
@@ -371,12 +389,16 @@ class Graph:
             jit(list(inputs), **bound)
         linear = jit.captured.linear
         made = _recipe_of(linear, tuple(tensor.uop.base for tensor in inputs)) if direct else None
+        if self._search is not None:
+            self._choices = dict(self._search.choices)
+        choices = tuple(self._choices.items())
         if made is None:
             self._linear = linear
+            if kept:
+                jit.captured.free_intermediates()
+                diskcache_put(_RECIPES, kept, _Replay(linear, choices))
             return
-        self._recipe, self._own = made
-        if self._search is not None:
-            self._recipe = replace(self._recipe, choices=tuple(self._search.choices.items()))
+        self._recipe, self._own = replace(made[0], choices=choices), made[1]
         if kept and self._recipe.portable:
             diskcache_put(_RECIPES, kept, self._recipe)
         del jit, linear, made
@@ -385,9 +407,7 @@ class Graph:
     @property
     def choices(self) -> dict[str, Found | None]:
         """What a search found for kernels of this graph, and for others that the process made before."""
-        if self._recipe is not None:
-            return dict(self._recipe.choices)
-        return {} if self._search is None else dict(self._search.choices)
+        return dict(self._choices)
 
     @property
     def kernels(self) -> int:
@@ -423,9 +443,9 @@ def is_kept(
     return _found(_kept_under(key, inputs, variables, search), search) is not None
 
 
-def _found(kept: str, search: KernelSearch | None) -> _Recipe | None:
+def _found(kept: str, search: KernelSearch | None) -> _Recipe | _Replay | None:
     found = diskcache_get(_RECIPES, kept)
-    if not isinstance(found, _Recipe):
+    if not isinstance(found, _Recipe | _Replay):
         return None
     return found if search is None or search.holds(dict(found.choices)) else None
 
@@ -450,9 +470,10 @@ def _kept_under(
     switches = sorted((v.key, repr(v.value)) for v in vars(helpers).values() if isinstance(v, ContextVar))
     shapes = [(tensor.shape, str(tensor.dtype), buffer_of(tensor).nbytes) for tensor in inputs]
     bounds = [(name, v.vmin, v.vmax) for name, v in variables.items()]
-    target = Device["CPU"].renderer.target
+    devices = sorted({str(t.device) for t in inputs})
+    targets = [Device[name].renderer.target for name in devices]
     key += ", searched" * bool(search)
-    text = repr((key, switches, shapes, bounds, {t.device for t in inputs}, target))
+    text = repr((key, switches, shapes, bounds, devices, targets))
     return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 
 

@@ -35,7 +35,7 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
 def _check_machine(settings: Mapping[str, Any]) -> None:
     from swactor_worker_tinygrad.environment import check_machine, read_settings
 
-    check_machine(read_settings(settings))
+    check_machine(read_settings(settings), named=bool(settings.get("device")))
 
 
 def _memory(

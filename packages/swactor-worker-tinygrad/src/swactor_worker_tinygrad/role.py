@@ -129,6 +129,7 @@ class ModelStage:
             done += count
         self._filled = step.position + rows
         if output is not None:
+            self._bridge.finish()  # a queue that is not empty would be the next step's time, and its failure
             return output, rows * row_bytes
         engine.project(count)
         return self._produce_token()

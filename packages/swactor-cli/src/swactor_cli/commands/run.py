@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from swactor_core.checks import CheckStatus
@@ -113,9 +113,10 @@ def run(options: RunOptions, output: Output) -> ExitCode:
     names = local_names(nodes) if file is None else [node.name for node in file.cluster.nodes]
     loader = plugins.select(Kind.LOADER, choice.loader).factory()
     with ExitStack() as closing:
-        unable = partial(refuse_this_machine, plugins, choice, worker) if file is None else lambda: None
-        path, model = open_model(loader, options.model, output, before_fetch=unable)
+        able = cache(partial(refuse_this_machine, plugins, choice, worker) if file is None else lambda: None)
+        path, model = open_model(loader, options.model, output, before_fetch=able)
         closing.callback(model.close)
+        able()
         if options.pre is not None and options.prompt_ids is not None and has_tokenizer(model):
             raise UsageError(
                 "--pre and --prompt-ids exclude each other", hint="ids are not tokenized: leave --pre out"
