@@ -9,7 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_support import BLOCKS, FLOATS, TYPES, address, packed, run, stored_weights
+from kernel_support import (
+    BLOCKS,
+    FLOATS,
+    PACKED,
+    SCALES,
+    TYPES,
+    address,
+    dequantised,
+    packed,
+    run,
+    stored_weights,
+)
 from swactor_worker_tinygrad.environment import COMPILERS
 
 
@@ -46,7 +57,7 @@ def test_rows_are_the_dequantised_rows(kernels: Any, team: Any, name: str) -> No
     np.testing.assert_allclose(out, values[ids], rtol=2e-6, atol=1e-6)
 
 
-LAYOUTS = [(name, False) for name in TYPES] + [(name, True) for name in BLOCKS]
+LAYOUTS = [(name, False) for name in TYPES] + [(name, True) for name in PACKED]
 
 
 @pytest.mark.parametrize(("name", "lanes"), LAYOUTS)
