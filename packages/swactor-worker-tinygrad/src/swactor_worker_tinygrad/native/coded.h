@@ -9,7 +9,11 @@ typedef uint32_t eight_entries __attribute__((vector_size(32)));
 
 #define GROUPS 8
 
-INLINE uint32_t two_bytes(const uint8_t *p) { return (uint32_t)p[0] | (uint32_t)p[1] << 8; }
+INLINE uint32_t two_bytes(const uint8_t *p) {
+  uint16_t v;
+  __builtin_memcpy(&v, p, 2);
+  return v;
+}
 INLINE uint32_t four_bytes(const uint8_t *p) {
   uint32_t v;
   __builtin_memcpy(&v, p, 4);
@@ -19,9 +23,14 @@ INLINE uint32_t four_bytes(const uint8_t *p) {
 #define ENTRY(index) codebook[index]
 #define FOUR_ENTRIES(a, b, c, d) (group)(four_entries){ENTRY(a), ENTRY(b), ENTRY(c), ENTRY(d)}
 
+/* Where these instructions are there without AVX-512 they may be slow. */
+#if defined(__BMI2__) && defined(__AVX512F__)
+#define MOVES_BITS
+#endif
+
 /* The signs of 32 values of four times seven bits, eighth ones making their number even. */
 INLINE uint32_t even_signs(uint32_t v) {
-#if defined(__BMI2__) && defined(__AVX512F__) /* where this instruction is there without AVX-512 it may be slow */
+#if defined(MOVES_BITS)
   const uint32_t seven = __builtin_ia32_pdep_si(v, 0x7f7f7f7f);
 #else
   const uint32_t seven = (v & 0x7f) | (v & 0x3f80) << 1 | (v & 0x1fc000) << 2 | (v & 0xfe00000) << 3;
@@ -71,7 +80,13 @@ INLINE void unpack(const uint8_t *p, int g, floats *a, floats *b) {
   const uint8_t *q = p + 2 + g * 8, scale = p[66 + g];
   const float d = half(p) * 0.25f;
   const uint32_t i = two_bytes(q), j = two_bytes(q + 2), k = two_bytes(q + 4), l = two_bytes(q + 6);
+#if defined(MOVES_BITS)
+  u64 all;
+  __builtin_memcpy(&all, q, 8);
+  const uint32_t signs = even_signs((uint32_t)__builtin_ia32_pext_di(all, 0xfe00fe00fe00fe00));
+#else
   const uint32_t signs = even_signs(i >> 9 | j >> 9 << 7 | k >> 9 << 14 | l >> 9 << 21);
+#endif
   scaled(with_signs(FOUR_ENTRIES(i & 511, j & 511, k & 511, l & 511), signs), d * (0.5f + (float)(scale & 15)),
          d * (0.5f + (float)(scale >> 4)), a, b);
 }
@@ -105,7 +120,16 @@ INLINE void unpack(const uint8_t *p, int g, floats *a, floats *b) {
   const uint8_t *q = p + 2 + g * 8;
   const uint32_t top = p[66 + g];
   const float d = half(p) * (float)(1 + 2 * (p[106 + g / 2] >> 4 * (g % 2) & 15));
+#if defined(MOVES_BITS)
+  u64 all;
+  __builtin_memcpy(&all, q, 8);
+  const u64 eight = 0x00ff00ff00ff00ff, ninth = 0x0100010001000100;
+  const u64 index[2] = {__builtin_ia32_pdep_di(all, eight) | __builtin_ia32_pdep_di(top, ninth),
+                        __builtin_ia32_pdep_di(all >> 32, eight) | __builtin_ia32_pdep_di(top >> 4, ninth)};
+#define NINE(i) ENTRY(index[(i) / 4] >> 16 * ((i) % 4) & 511)
+#else
 #define NINE(i) ENTRY(q[i] | (top << (8 - (i)) & 256))
+#endif
   const group v = (group)(eight_entries){NINE(0), NINE(1), NINE(2), NINE(3), NINE(4), NINE(5), NINE(6), NINE(7)};
   scaled(with_signs(v, four_bytes(p + 74 + g * 4)), d, d, a, b);
 }
@@ -130,9 +154,8 @@ INLINE void unpack(const uint8_t *p, int g, floats *a, floats *b) {
   const float d = half(whole) * 0.125f;
   const group v = FOUR_ENTRIES(q[0] | (top << 8 & 1792), q[1] | (top << 4 & 1792), q[2] | (top & 1792),
                                q[3] | (top >> 4 & 1792));
-  /* an eighth more, and two less where its bit is set */
-#define EIGHTH(bit) ((u64)0x0101010101010101 ^ (0 - (u64)(top >> (bit) & 1) & 0xfefefefefefefefe))
-  const group offset = (group)(four_entries){EIGHTH(3), EIGHTH(7), EIGHTH(11), EIGHTH(15)};
+  const uint32_t less = (top >> 3 & 1) | (top << 1 & 0x100) | (top << 5 & 0x10000) | (top << 9 & 0x1000000);
+  const group offset = with_signs((group){0} + 1, less * 255);
   scaled(v + offset, d * (float)(int)(2 * (scale & 7) + 1), d * (float)(int)(2 * (scale >> 3 & 7) + 1), a, b);
 }
 #endif
