@@ -2,8 +2,8 @@
 
     python scripts/write_codebooks.py
 
-Values are packed as indices into the few that a type has, so that the text that kernels are built from, and kept
-under, stays short. A test holds the file against what this writes.
+Values are packed as indices into the few that a type has: the text is what kernels are built from and kept
+by. A test holds the file against what this writes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ USERS = {
 EIGHTHS = ("IQ1_S",)  # whose values are written eightfold, for their offset of an eighth to be whole
 PER_LINE = 12
 OPENING = """\
-/* The codebooks of the IQ types, as ggml's quants have them (gguf package, MIT). Written by scripts/write_codebooks.py.
+/* The codebooks of the IQ types, from the gguf package (MIT). Written by scripts/write_codebooks.py.
  *
- * An entry is eight values of a byte each, or four of those types that have eight different ones. It is written as
+ * An entry is eight values of a byte each, or four where a type has eight different ones. It is written as
  * their indices into VALUES, the lowest bits first. */
 #define OF(x, i, bits) ((u64)(VALUES >> 8 * ((x) >> bits * (i) & ((1 << bits) - 1)) & 255) << 8 * (i))
-#define E(x) \\
-  (OF(x, 0, 2) | OF(x, 1, 2) | OF(x, 2, 2) | OF(x, 3, 2) | OF(x, 4, 2) | OF(x, 5, 2) | OF(x, 6, 2) | OF(x, 7, 2))
+#define HALF(x, i) (OF(x, i, 2) | OF(x, i + 1, 2) | OF(x, i + 2, 2) | OF(x, i + 3, 2))
+#define E(x) (HALF(x, 0) | HALF(x, 4))
 #define F(x) (uint32_t)(OF(x, 0, 3) | OF(x, 1, 3) | OF(x, 2, 3) | OF(x, 3, 3))
 """
 
@@ -50,12 +50,12 @@ def codebook(name: str) -> list[str]:
     entries = np.searchsorted(values, kind.grid.reshape(count, width))
     assert (values[entries] == kind.grid.reshape(count, width)).all()
     packed = (entries << np.arange(width) * bits).sum(axis=1)
-    written = values * 8 if name in EIGHTHS else values
-    number = sum((int(value) & 255) << 8 * index for index, value in enumerate(written))
+    bytes_of = values * 8 if name in EIGHTHS else values
+    number = sum((int(value) & 255) << 8 * index for index, value in enumerate(bytes_of))
     entry, integer = ("E", "u64") if width == 8 else ("F", "uint32_t")
     lines = [f"#define VALUES 0x{number:x}ull", f"static const {integer} codebook[{count}] = {{"]
-    for start in range(0, count, PER_LINE):
-        lines.append(" ".join(f"{entry}({value})," for value in packed[start : start + PER_LINE]))
+    written = [f"{entry}({value})," for value in packed]
+    lines += [" ".join(written[start : start + PER_LINE]) for start in range(0, count, PER_LINE)]
     return [*lines, "};"]
 
 
@@ -68,10 +68,5 @@ def text() -> str:
     return "\n".join([*lines, "#endif", ""])
 
 
-def main() -> None:
-    HEADER.write_text(text())
-    print(f"{HEADER}: {HEADER.stat().st_size} bytes")
-
-
 if __name__ == "__main__":
-    main()
+    HEADER.write_text(text())

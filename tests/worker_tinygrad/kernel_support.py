@@ -13,8 +13,8 @@ PACKED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K"
 CODED = ["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M"]
 BLOCKS = [*PACKED, *CODED, "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "Q1_0"]
 TYPES = [*FLOATS, *BLOCKS]
-# where a block holds f16 scale fields, as byte offsets; random bits there would be infinities. MXFP4 has a power of
-# two there, IQ1_M has four bits in each of its last four pairs of bytes.
+# where a block holds f16 scale fields, as byte offsets; random bits there would be infinities. MXFP4 has a
+# power of two, IQ1_M four bits in each of its last four pairs of bytes.
 SCALES = {
     "Q4_0": (0,),
     "Q4_1": (0, 2),

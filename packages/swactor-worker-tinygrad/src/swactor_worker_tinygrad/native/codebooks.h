@@ -1,10 +1,10 @@
-/* The codebooks of the IQ types, as ggml's quants have them (gguf package, MIT). Written by scripts/write_codebooks.py.
+/* The codebooks of the IQ types, from the gguf package (MIT). Written by scripts/write_codebooks.py.
  *
- * An entry is eight values of a byte each, or four of those types that have eight different ones. It is written as
+ * An entry is eight values of a byte each, or four where a type has eight different ones. It is written as
  * their indices into VALUES, the lowest bits first. */
 #define OF(x, i, bits) ((u64)(VALUES >> 8 * ((x) >> bits * (i) & ((1 << bits) - 1)) & 255) << 8 * (i))
-#define E(x) \
-  (OF(x, 0, 2) | OF(x, 1, 2) | OF(x, 2, 2) | OF(x, 3, 2) | OF(x, 4, 2) | OF(x, 5, 2) | OF(x, 6, 2) | OF(x, 7, 2))
+#define HALF(x, i) (OF(x, i, 2) | OF(x, i + 1, 2) | OF(x, i + 2, 2) | OF(x, i + 3, 2))
+#define E(x) (HALF(x, 0) | HALF(x, 4))
 #define F(x) (uint32_t)(OF(x, 0, 3) | OF(x, 1, 3) | OF(x, 2, 3) | OF(x, 3, 3))
 
 #if defined(TYPE_IQ2_XXS)
