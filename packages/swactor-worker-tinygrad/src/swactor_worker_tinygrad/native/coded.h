@@ -20,8 +20,7 @@ INLINE uint32_t four_bytes(const uint8_t *p) {
   return v;
 }
 
-#define ENTRY(index) codebook[index]
-#define FOUR_ENTRIES(a, b, c, d) (group)(four_entries){ENTRY(a), ENTRY(b), ENTRY(c), ENTRY(d)}
+#define FOUR_ENTRIES(a, b, c, d) (group)(four_entries){codebook[a], codebook[b], codebook[c], codebook[d]}
 
 /* Where these instructions are there without AVX-512 they may be slow. */
 #if defined(__BMI2__) && defined(__AVX512F__)
@@ -109,8 +108,8 @@ INLINE void unpack(const uint8_t *p, int g, floats *a, floats *b) {
   const uint8_t *q = p + 2 + g * 8;
   const uint32_t last = four_bytes(p + 66 + g * 4);
   const float d = half(p) * 0.5f * (0.5f + (float)(int)(last >> 28));
-  const group v = (group)(eight_entries){ENTRY(q[0]), ENTRY(q[1]), ENTRY(q[2]), ENTRY(q[3]),
-                                         ENTRY(q[4]), ENTRY(q[5]), ENTRY(q[6]), ENTRY(q[7])};
+  const group v = (group)(eight_entries){codebook[q[0]], codebook[q[1]], codebook[q[2]], codebook[q[3]],
+                                         codebook[q[4]], codebook[q[5]], codebook[q[6]], codebook[q[7]]};
   scaled(with_signs(v, even_signs(last)), d, d, a, b);
 }
 
@@ -126,9 +125,9 @@ INLINE void unpack(const uint8_t *p, int g, floats *a, floats *b) {
   const u64 eight = 0x00ff00ff00ff00ff, ninth = 0x0100010001000100;
   const u64 index[2] = {__builtin_ia32_pdep_di(all, eight) | __builtin_ia32_pdep_di(top, ninth),
                         __builtin_ia32_pdep_di(all >> 32, eight) | __builtin_ia32_pdep_di(top >> 4, ninth)};
-#define NINE(i) ENTRY(index[(i) / 4] >> 16 * ((i) % 4) & 511)
+#define NINE(i) codebook[index[(i) / 4] >> 16 * ((i) % 4) & 511]
 #else
-#define NINE(i) ENTRY(q[i] | (top << (8 - (i)) & 256))
+#define NINE(i) codebook[q[i] | (top << (8 - (i)) & 256)]
 #endif
   const group v = (group)(eight_entries){NINE(0), NINE(1), NINE(2), NINE(3), NINE(4), NINE(5), NINE(6), NINE(7)};
   scaled(with_signs(v, four_bytes(p + 74 + g * 4)), d, d, a, b);
