@@ -158,16 +158,6 @@ def test_an_interior_stage_has_its_blocks_under_global_names(data_folder):
     model.close()
 
 
-def test_every_stage_is_told_the_matrix_types_of_the_whole_model(data_folder):
-    model = GgufModel(str(data_folder / "quants" / "Q4_K_M.gguf"))
-    whole = model.manifest(0, model.facts.num_layers)
-    expected = sorted({tensor.ggml_type for tensor in whole.tensors if len(tensor.dims) > 1})
-    assert len(expected) > 1, "a file of mixed types is needed"
-    for layer in range(model.facts.num_layers):
-        assert list(model.manifest(layer, layer + 1).matrix_types) == expected
-    model.close()
-
-
 @given(cuts=st.sets(st.integers(1, 3), max_size=3))
 def test_stages_together_hold_the_whole_file(cuts, data_folder):
     """However the blocks are cut: every tensor once, but for shared rope tensors and a tied table."""

@@ -37,6 +37,15 @@ def either(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture(scope="session")
+def packed_backend() -> Iterator[Any]:
+    from swactor_worker_tinygrad import create
+
+    made = create({"device": "CPU", "weights": "packed"})
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
 def fast_backend() -> Iterator[Any]:
     from swactor_worker_tinygrad import create
 

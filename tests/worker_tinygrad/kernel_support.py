@@ -9,9 +9,12 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 FLOATS = ["F32", "F16", "BF16"]
-BLOCKS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
+PACKED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
+CODED = ["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M"]
+BLOCKS = [*PACKED, *CODED, "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "Q1_0"]
 TYPES = [*FLOATS, *BLOCKS]
-# where a block holds f16 scale fields, as byte offsets; random bits there would be infinities
+# where a block holds f16 scale fields, as byte offsets; random bits there would be infinities. MXFP4 has a
+# power of two, IQ1_M four bits in each of its last four pairs of bytes.
 SCALES = {
     "Q4_0": (0,),
     "Q4_1": (0, 2),
@@ -25,6 +28,13 @@ SCALES = {
     "Q6_K": (208,),
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
+    **{name: (0,) for name in CODED if name != "IQ1_M"},
+    "IQ1_M": (),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+    "MXFP4": (),
+    "NVFP4": (),
+    "Q1_0": (0,),
 }
 
 
@@ -43,12 +53,32 @@ def stored_weights(name: str, rows: int, columns: int, seed: int = 1) -> tuple[i
     else:
         per_block, block_bytes = GGML_QUANT_SIZES[kind]
         blocks = generator.integers(0, 256, (rows * columns // per_block, block_bytes), dtype=np.uint8)
-        for offset in SCALES[name]:
-            scale = generator.uniform(-0.1, 0.1, (len(blocks), 1)).astype(np.float16)
-            blocks[:, offset : offset + 2] = scale.view(np.uint8)
+        set_scales(name, blocks, generator)
         stored = blocks.reshape(rows, -1)
     stored = np.ascontiguousarray(stored.reshape(rows, -1))
-    return int(kind), stored, np.asarray(dequantize(stored, kind), np.float32).reshape(rows, columns)
+    return int(kind), stored, dequantised(name, stored, columns)
+
+
+def set_scales(name: str, blocks: np.ndarray, generator: np.random.Generator) -> None:
+    """Writes scales of up to a tenth into the (count, block bytes) blocks."""
+    for offset in SCALES[name]:
+        scale = generator.uniform(-0.1, 0.1, (len(blocks), 1)).astype(np.float16)
+        blocks[:, offset : offset + 2] = scale.view(np.uint8)
+    if name == "MXFP4":
+        blocks[:, 0] = generator.integers(118, 125, len(blocks))
+    if name == "IQ1_M":
+        scale = generator.uniform(-0.1, 0.1, (len(blocks), 1)).astype(np.float16).view(np.uint16)
+        blocks[:, 49::2] = blocks[:, 49::2] & 15 | (scale >> [0, 4, 8, 12] & 15) << 4
+
+
+def dequantised(name: str, stored: np.ndarray, columns: int) -> np.ndarray:
+    """(rows, columns) f32 values of rows of stored bytes, by gguf or, for Q1_0 which it lacks, by hand."""
+    if name != "Q1_0":
+        values = dequantize(stored, GGMLQuantizationType[name])
+        return np.asarray(values, np.float32).reshape(len(stored), columns)
+    blocks = stored.reshape(-1, 18)
+    signs = np.unpackbits(blocks[:, 2:], axis=1, bitorder="little") * np.float32(2) - 1
+    return (signs * blocks[:, :2].copy().view(np.float16).astype(np.float32)).reshape(len(stored), columns)
 
 
 def address(array: np.ndarray) -> int:

@@ -69,7 +69,6 @@ def manifest_of(path: Path, start: int = 0, end: int | None = None, *, token_cou
         token_count=token_count,
         tied_head=tied,
         tensors=tuple(wanted),
-        matrix_types=tuple(sorted({ref.ggml_type for ref in refs if len(ref.dims) > 1})),
     )
 
 

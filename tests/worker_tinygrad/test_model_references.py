@@ -95,4 +95,4 @@ def test_the_other_stored_types_as_a_graph(graph_backend: Any, kind: str) -> Non
 
 
 def test_every_model_is_run() -> None:
-    assert (len(NATIVE_QUANTS), len(VARIANT_NAMES)) == (10, 31)
+    assert (len(NATIVE_QUANTS), len(VARIANT_NAMES)) == (11, 31)

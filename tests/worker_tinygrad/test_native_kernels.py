@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import platform
+import runpy
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from kernel_support import BLOCKS, FLOATS, TYPES, address, packed, run, stored_weights
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from kernel_support import (
+    BLOCKS,
+    FLOATS,
+    PACKED,
+    SCALES,
+    TYPES,
+    address,
+    dequantised,
+    packed,
+    run,
+    stored_weights,
+)
 from swactor_worker_tinygrad.environment import COMPILERS
 
 
@@ -46,7 +60,41 @@ def test_rows_are_the_dequantised_rows(kernels: Any, team: Any, name: str) -> No
     np.testing.assert_allclose(out, values[ids], rtol=2e-6, atol=1e-6)
 
 
-LAYOUTS = [(name, False) for name in TYPES] + [(name, True) for name in BLOCKS]
+# types whose values are exact in f32: a whole number of few bits times a scale of few bits
+EXACT = sorted(set(BLOCKS) - {"Q4_1", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"})
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_blocks_of_any_bytes_have_the_very_values(kernels: Any, team: Any, name: str) -> None:
+    """All scales that are finite, the greatest and subnormal ones too; f16 infinities are not in files."""
+    rows, columns = 67, 512
+    kind, stored, _ = stored_weights(name, rows, columns)
+    generator = np.random.default_rng(22)
+    stored[:] = generator.integers(0, 256, stored.shape, dtype=np.uint8)
+    stored[:3] = np.array([[0x00], [0x77], [0xFB]], np.uint8)
+    block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)][1]
+    blocks = stored.reshape(-1, block_bytes)
+    tops = [offset + 1 for offset in SCALES[name]]
+    if name == "IQ1_M":
+        blocks[:, 55] &= 0xBF
+    for top in tops:
+        blocks[:, top] = np.where(blocks[:, top] & 0x7C == 0x7C, blocks[:, top] ^ 0x04, blocks[:, top])
+    with np.errstate(over="ignore"):  # the greatest scales of MXFP4 are beyond f32
+        values = dequantised(name, stored, columns)
+    assert len(np.unique(np.abs(values))) > 100
+    ids, out = np.arange(rows, dtype=np.uint32), np.zeros((rows, columns), np.float32)
+    kernel = kernels.address("rows", kind)
+    run(team, [kernel, 1, address(out), address(stored), address(ids), rows, columns])
+    np.testing.assert_array_equal(out, values)
+
+
+def test_the_codebooks_are_those_of_gguf() -> None:
+    script = Path(__file__).resolve().parents[2] / "scripts" / "write_codebooks.py"
+    written = runpy.run_path(str(script))
+    assert written["HEADER"].read_text() == written["text"](), "run scripts/write_codebooks.py"
+
+
+LAYOUTS = [(name, False) for name in TYPES] + [(name, True) for name in PACKED]
 
 
 @pytest.mark.parametrize(("name", "lanes"), LAYOUTS)
@@ -408,6 +456,8 @@ def test_kernels_are_built_once(kernels: Any) -> None:
 PLAIN = [
     (name, None) for name in ("attention", "cap", "gate", "group", "norm", "rope", "round", "route", "run")
 ]
+# one of each way to look values up, and the largest codebook
+CODED_KERNELS = [("matmul", 17), ("experts", 21), ("rows", 29), ("rows", 34), ("matmul", 40)]
 OLD_PROCESSORS = (
     ["x86-64", "x86-64-v3", "x86-64-v4", "alderlake"] if platform.machine() == "x86_64" else ["native"]
 )
@@ -419,7 +469,8 @@ COMPILERS_HERE = [name for name in COMPILERS if shutil.which(name) is not None]
 def test_sources_compile_for_old_compilers_and_processors(compiler: str, march: str) -> None:
     from swactor_worker_tinygrad.native import source
 
-    for kernel, kind in (("matmul", 1), ("matmul_lanes", 3), ("matmul_fast", 8), ("experts", 12), *PLAIN):
+    weights = (("matmul", 1), ("matmul_lanes", 3), ("matmul_fast", 8), ("experts", 12), *CODED_KERNELS)
+    for kernel, kind in (*weights, *PLAIN):
         built = subprocess.run(
             [
                 compiler,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernel_support import stored_weights
 from stage_support import DATA, Pipeline, config_of, manifest_of, reference
 from swactor_core.faults import RoleFailure
 from swactor_core.plan import TokenOutputPolicy
@@ -202,96 +202,60 @@ def test_block_sizes_are_those_of_gguf(backend: Any) -> None:
         assert macro == f"TYPE_{GGMLQuantizationType(number).name}"
 
 
-@pytest.mark.parametrize(
-    ("name", "engine"),
-    [
-        ("IQ4_NL", "NativeEngine"),
-        ("TQ2_0", "NativeEngine"),
-        ("IQ3_S", "NativeEngine"),
-        ("Q1_0", "GraphEngine"),
-    ],
-)
-def test_types_with_and_without_kernels(backend: Any, tmp_path: Path, name: str, engine: str) -> None:
-    """IQ4_NL has a kernel of ours, TQ2_0 is unpacked on the host, IQ3_S in models as small as this, and Q1_0
-    is left to tinygrad's graph."""
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
+@pytest.mark.parametrize("name", ["IQ4_NL", "IQ3_S", "IQ2_XXS", "IQ1_M", "TQ1_0", "MXFP4", "Q1_0", "F64"])
+def test_every_type_is_computed_natively(backend: Any, tmp_path: Path, name: str) -> None:
+    """All but F64 from the file as they are."""
+    from gguf import GGMLQuantizationType, GGUFWriter
     from swactor_worker_tinygrad.weights import unpack_on_host
 
     kind = GGMLQuantizationType[name]
-    generator = np.random.default_rng(3)
-    paths = {}
-    values: dict[str, np.ndarray] = {}
+    rows = []
     for label in ("stored", "plain"):
-        paths[label] = tmp_path / f"{label}.gguf"
-        writer = GGUFWriter(str(paths[label]), "llama")
+        path = tmp_path / f"{label}.gguf"
+        writer = GGUFWriter(str(path), "llama")
         writer.add_block_count(1)
         writer.add_embedding_length(256)
         writer.add_feed_forward_length(256)
         writer.add_head_count(4)
         writer.add_layer_norm_rms_eps(1e-5)
-        writer.add_tensor("token_embd.weight", generator.standard_normal((32, 256)).astype(np.float32))
+        generator = np.random.default_rng(3)
         for vector in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
             writer.add_tensor(vector + ".weight", np.ones(256, np.float32))
-        for matrix in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
-            if label == "stored":
-                per_block, block_bytes = GGML_QUANT_SIZES[kind]
-                blocks = generator.integers(0, 256, (256 * 256 // per_block, block_bytes), dtype=np.uint8)
-                place = block_bytes - 2 if name == "TQ2_0" else 0
-                blocks[:, place : place + 2] = np.full((len(blocks), 1), 0.002, np.float16).view(np.uint8)
-                values[matrix] = blocks.reshape(256, -1)
-                writer.add_tensor(f"blk.0.{matrix}.weight", values[matrix], raw_dtype=kind)
+        matrices = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+        for matrix in ("token_embd", *(f"blk.0.{matrix}" for matrix in matrices)):
+            if name == "F64":
+                stored = generator.standard_normal((256, 256)).view(np.uint8)
             else:
-                unpacked = unpack_on_host(values[matrix], kind, 256)
-                writer.add_tensor(f"blk.0.{matrix}.weight", unpacked)
+                _, stored, _ = stored_weights(name, 256, 256, seed=int(generator.integers(100)))
+            if label == "stored":
+                writer.add_tensor(f"{matrix}.weight", stored, raw_dtype=kind)
+            else:
+                writer.add_tensor(f"{matrix}.weight", unpack_on_host(stored, int(kind), 256))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        generator = np.random.default_rng(3)
-    rows = []
-    for path in paths.values():
         pipeline = Pipeline(backend, path, 1, max_context=8, chunk=4, policy=TokenOutputPolicy.LOGITS)
-        if path is paths["stored"]:
-            assert type(pipeline.roles[0].engine).__name__ == engine
+        (role,) = pipeline.roles
+        assert role.facts["kernels"] == "native"
+        used = {weight.ggml_type for weight in role.engine._matrices()}
+        assert used == ({int(kind)} if label == "stored" and name != "F64" else {0})
         rows.append(np.frombuffer(pipeline.step([1, 20, 3], 0), "<f4"))
         pipeline.close()
-    np.testing.assert_allclose(rows[0], rows[1], rtol=1e-4, atol=1e-4)
+    assert rows[0].std() > 0.01
+    np.testing.assert_allclose(rows[0], rows[1], rtol=1e-4, atol=1e-4 * np.abs(rows[1]).max())
 
 
-def test_native_kernels_are_refused_where_they_do_not_do(
-    backend: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("setting", "value"), [("kernels", "native"), ("numerics", "fast")])
+def test_native_kernels_are_refused_where_there_are_none(
+    backend: Any, monkeypatch: pytest.MonkeyPatch, setting: str, value: str
 ) -> None:
-    """By default such a stage is computed as a graph; who asks for native kernels hears why not."""
-    base = manifest_of(DATA.parent / "quants" / "Q2_K.gguf")
-    odd = tuple(
-        replace(ref, ggml_type=41, type_name="Q1_0", nbytes=math.prod(ref.dims) // 128 * 18)
-        if ref.name == "blk.1.attn_q.weight"
-        else ref
-        for ref in base.tensors
-    )
-    monkeypatch.setattr(backend, "settings", replace(backend.settings, kernels="native"))
-    with pytest.raises(RoleError, match="no native kernels for Q1_0, of which the model") as caught:
-        backend.configure(
-            config_of(replace(base, tensors=odd)), progress=lambda _: None, should_abort=lambda: False
-        )
+    """By default such a device computes graphs; who asks for what only native kernels do hears why not."""
+    wanted = replace(backend.settings, device="CPU:LLVM", **{setting: value})
+    monkeypatch.setattr(backend, "settings", wanted)
+    with pytest.raises(
+        RoleError, match=f"CPU:LLVM has no native kernels, which {setting} = {value}"
+    ) as caught:
+        backend.configure(config_of(manifest_of(MODEL)), progress=lambda _: None, should_abort=lambda: False)
     assert caught.value.reason is RoleFailure.CONFIG_INVALID
-    assert "graph" in caught.value.hint
-
-
-def test_a_small_model_is_unpacked_rather_than_computed_as_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    from swactor_worker_tinygrad import stage_tensors
-
-    whole = manifest_of(DATA.parent / "quants" / "Q2_K.gguf")
-    odd = replace(whole, matrix_types=(*whole.matrix_types, 21, 39, 16, 41))
-    parameters, tensors = stage_tensors.check_model(odd, 16)
-    held = sum(math.prod(ref.dims) for ref in tensors.all() if len(ref.dims) > 1)
-    assert held <= parameters.matrix_values <= 2 * held
-    assert stage_tensors.types_for_graphs(odd, parameters, tensors) == {41}, "which the gguf package lacks"
-    monkeypatch.setattr(stage_tensors, "UNPACKED_VALUES", parameters.matrix_values - 1)
-    assert stage_tensors.types_for_graphs(odd, parameters, tensors) == {21, 39, 41}
-    parts = [
-        replace(manifest_of(Path(whole.tensors[0].path), *part), matrix_types=odd.matrix_types)
-        for part in ((0, 1), (1, whole.num_layers))
-    ]
-    for part in parts:
-        assert stage_tensors.types_for_graphs(part, *stage_tensors.check_model(part, 16)) == {21, 39, 41}
+    assert f"leave the worker option {setting} out" in caught.value.hint

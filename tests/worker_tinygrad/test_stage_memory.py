@@ -285,21 +285,30 @@ def test_a_mixture_of_experts_holds_what_is_planned(
     within_a_tenth(planned, held)
 
 
-@pytest.mark.parametrize(
-    ("name", "hidden", "vocabulary"), [("IQ3_S", 256, 256), ("MXFP4", 512, 16384), ("IQ2_S", 512, 16384)]
-)
-def test_a_model_that_is_unpacked_holds_what_is_planned(
-    name: str, hidden: int, vocabulary: int, environment: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize(("name", "weights"), [("IQ3_S", "mapped"), ("IQ2_S", "packed"), ("MXFP4", "packed")])
+def test_types_that_are_not_laid_out_anew_are_held_as_the_file_has_them(
+    name: str, weights: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """What is unpacked is beside the file's pages; so is what unpacks it."""
     kind = GGMLQuantizationType[name]
     path = written(
-        tmp_path / "m.gguf", "llama", hidden=hidden, wide=512, vocabulary=vocabulary, layers=2, kind=kind
+        tmp_path / "m.gguf", "llama", hidden=512, wide=1024, vocabulary=1 << 17, layers=2, kind=kind
     )
+    ((planned, held),) = planned_and_held(path, environment, prompt=64, weights=weights)
+    within_a_tenth(planned, held)
+    assert abs(planned - held.peak) <= held.peak / 10, f"planned {planned >> 20} MiB, held {held}"
+    values, block_bytes = GGML_QUANT_SIZES[kind]
+    assert held.file > (1 << 17) * 512 // values * block_bytes
+    assert copies(Path(path), weights=weights) == 0
+
+
+def test_a_model_that_is_unpacked_holds_what_is_planned(environment: dict[str, str], tmp_path: Path) -> None:
+    """What is unpacked is beside the file's pages."""
+    kind = GGMLQuantizationType.F64
+    path = written(tmp_path / "m.gguf", "llama", hidden=512, wide=512, vocabulary=8192, layers=2, kind=kind)
     ((planned, held),) = planned_and_held(path, environment, prompt=64, weights="packed")
     within_a_tenth(planned, held)
     assert abs(planned - held.peak) <= held.peak / 10, f"planned {planned >> 20} MiB, held {held}"
-    assert held.anonymous > vocabulary * hidden * F32_BYTES
+    assert held.anonymous > 8192 * 512 * F32_BYTES
 
 
 def test_stages_of_a_long_prompt_hold_its_rows_as_objects(

@@ -245,12 +245,7 @@ class GgufModel:
             token_count=self._token_count,
             tied_head=OUTPUT not in self.files.tensors,
             tensors=tuple(self._ref(t) for t in tensors),
-            matrix_types=self._matrix_types,
         )
-
-    @cached_property
-    def _matrix_types(self) -> tuple[int, ...]:
-        return tuple(sorted({t.ggml_type for t in self.files.tensors.values() if len(t.dims) > 1}))
 
     def _belongs(self, tensor: TensorEntry, *, first: bool, last: bool) -> bool:
         """Whether a tensor outside the blocks is part of a stage. One that no role is known for goes to every

@@ -21,13 +21,13 @@ from swactor_core.faults import RoleFailure
 from swactor_core.free_memory import available_memory
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.specs import DTypeFamily, ObjectKind, ObjectSpec, align_up
-from swactor_core.spi.loader import StageManifest, TensorRef
+from swactor_core.spi.loader import TensorRef
 from swactor_core.spi.worker import LoadProgress, RoleError, StageConfig
 
 from swactor_worker_tinygrad import environment
 from swactor_worker_tinygrad.families import FAMILIES
 from swactor_worker_tinygrad.parameters import ModelParameters
-from swactor_worker_tinygrad.stage_tensors import StageTensors, check_model, types_for_graphs
+from swactor_worker_tinygrad.stage_tensors import StageTensors, check_model
 from swactor_worker_tinygrad.tensor_types import GRAPH_TYPES
 
 PROGRESS_SECONDS = 1.0
@@ -184,7 +184,7 @@ class TinygradBackend:
         wanted = [ref for block in tensors.blocks for ref in block.values()]
         single = (tensors.output_norm, tensors.head, tensors.head_bias)
         wanted += [ref for ref in single if ref is not None]
-        native = self._computes_natively(config.manifest, parameters, tensors)
+        native = self._computes_natively()
         if not native:
             _opened(self.settings)
         if native and tensors.embedding is not None and tensors.embedding not in wanted:
@@ -239,22 +239,13 @@ class TinygradBackend:
             rope=tables,
         )
 
-    def _computes_natively(
-        self, manifest: StageManifest, parameters: ModelParameters, tensors: StageTensors
-    ) -> bool:
-        """Whether the native kernels compute this model, by the setting and by what they can do: a property
-        of the whole model, because engines differ in the last bits and every split must give the same tokens.
-        Raises RoleError when they are asked for and cannot."""
+    def _computes_natively(self) -> bool:
+        """Whether the native kernels compute: by the settings alone, because engines differ in the last bits
+        and every split of a model must give the same tokens. Raises RoleError when they are asked for and
+        cannot."""
         if self.settings.kernels == "graph":
             return False
-        if not self.settings.has_native_kernels:
-            lacking = f"on device {self.settings.device}"
-        elif without := types_for_graphs(manifest, parameters, tensors):
-            from gguf import GGMLQuantizationType
-
-            names = sorted(GGMLQuantizationType(kind).name for kind in without)
-            lacking = f"for {', '.join(names)}, of which the model has matrices"
-        else:
+        if self.settings.has_native_kernels:
             return True
         for name, value, hint in (
             ("kernels", "native", "leave the worker option kernels out, or set it to graph"),
@@ -263,7 +254,7 @@ class TinygradBackend:
             if getattr(self.settings, name) == value:
                 raise RoleError(
                     RoleFailure.CONFIG_INVALID,
-                    f"there are no native kernels {lacking}, and {name} = {value} asks for them",
+                    f"device {self.settings.device} has no native kernels, which {name} = {value} asks for",
                     hint=hint,
                 )
         return False

@@ -15,7 +15,7 @@ from swactor_core.spi.provider import WorkerMemory
 
 from swactor_worker_tinygrad.environment import WorkerSettings, read_settings
 from swactor_worker_tinygrad.parameters import ModelParameters
-from swactor_worker_tinygrad.stage_tensors import StageTensors, check_model, types_for_graphs
+from swactor_worker_tinygrad.stage_tensors import StageTensors, check_model
 from swactor_worker_tinygrad.tensor_types import GRAPH_TYPES, NATIVE_TYPES, PACKED_TYPES
 
 LANES = 16  # rows that are packed side by side
@@ -25,8 +25,6 @@ _MIB = 1 << 20
 PROCESS = 46 * _MIB
 # tinygrad with its device, which native kernels do without
 TINYGRAD = 26 * _MIB
-# the gguf package, which native kernels need only where something is unpacked, and graphs for their embedding
-UNPACKER = 4 * _MIB
 _KEPT_IN_FILE = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 
 
@@ -37,7 +35,7 @@ def model_memory(
     kernels that the worker would refuse."""
     wanted = read_settings(settings)
     parameters, tensors = check_model(manifest, max_context)
-    native = _native(wanted, manifest, parameters, tensors)
+    native = wanted.kernels != "graph" and wanted.has_native_kernels  # as the backend decides it
     packed = native and wanted.weights != "mapped"
 
     def copies(refs: Iterable[TensorRef]) -> int:
@@ -56,31 +54,21 @@ def model_memory(
     scratch = _expert_rows(parameters, rows) + _further_tables(parameters, places)
     if not native:
         scratch += _scores(parameters, tensors, rows, places)
-    unpacked = native and copies(tensors.all()) > 0
     return WorkerMemory(
         layers=layers,
         embedding=copies(table),
         head=head,
         shared=copies(table) if tensors.head == tensors.embedding else 0,
         scratch=scratch,
-        process=_process(wanted, native=native, unpacked=unpacked),
+        process=_process(wanted, native=native),
     )
 
 
-def _native(
-    wanted: WorkerSettings, manifest: StageManifest, parameters: ModelParameters, tensors: StageTensors
-) -> bool:
-    """As the backend decides it, but for the compiler, which another machine may lack."""
-    if wanted.kernels == "graph" or wanted.device_kind != "CPU":
-        return False
-    return wanted.kernels == "native" or not types_for_graphs(manifest, parameters, tensors)
-
-
-def _process(wanted: WorkerSettings, *, native: bool, unpacked: bool) -> int:
+def _process(wanted: WorkerSettings, *, native: bool) -> int:
     """Where the device has a memory of its own, the process lies in another."""
     if wanted.device_kind != "CPU":
         return 0
-    return PROCESS + (UNPACKER * unpacked if native else TINYGRAD)
+    return PROCESS + (0 if native else TINYGRAD)
 
 
 def _elements(ref: TensorRef) -> int:

@@ -34,17 +34,31 @@ TYPES = {
     12: "TYPE_Q4_K",
     13: "TYPE_Q5_K",
     14: "TYPE_Q6_K",
+    16: "TYPE_IQ2_XXS",
+    17: "TYPE_IQ2_XS",
+    18: "TYPE_IQ3_XXS",
+    19: "TYPE_IQ1_S",
     20: "TYPE_IQ4_NL",
+    21: "TYPE_IQ3_S",
+    22: "TYPE_IQ2_S",
     23: "TYPE_IQ4_XS",
+    29: "TYPE_IQ1_M",
     30: "TYPE_BF16",
+    34: "TYPE_TQ1_0",
+    35: "TYPE_TQ2_0",
+    39: "TYPE_MXFP4",
+    40: "TYPE_NVFP4",
+    41: "TYPE_Q1_0",
 }
+# those of them whose blocks are in `native/coded.h`
+_CODED = frozenset({16, 17, 18, 19, 21, 22, 29})
 LANES = 16
 _QUERIES = 4
 _PANEL = 4  # rows that `experts.c` takes at once, at most
 
 
-# types whose blocks `native/pack.c` can lay side by side
-LANE_TYPES = frozenset(TYPES) - {0, 1, 30}
+# types that `native/lanes.h` reads from blocks laid side by side; others are read as stored
+LANE_TYPES = frozenset({2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23})
 # types that `native/matmul_fast.c` multiplies as bytes -> the bytes of a block that it reads by fours
 QUADS = {
     2: (2, 18),  # Q4_0
@@ -99,6 +113,9 @@ def source(kernel: str, ggml_type: int | None = None) -> str:
     """The whole C text of a kernel, for one weight type where it reads weights."""
     folder = files(__package__) / "native"
     headers = _HEADERS.get(kernel, ("types.h",) if ggml_type is not None else ())
+    if ggml_type in _CODED:
+        coded = ("codebooks.h", "coded.h")
+        headers = tuple(part for name in headers for part in (coded if name == "types.h" else (name,)))
     parts = [] if ggml_type is None else [f"#define {TYPES[ggml_type]}\n"]
     return "\n".join(
         [*parts, *((folder / name).read_text() for name in ("common.h", *headers, f"{kernel}.c"))]

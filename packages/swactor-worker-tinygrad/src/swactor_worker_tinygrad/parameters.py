@@ -63,15 +63,6 @@ class ModelParameters:
         return self.heads * self.value_dim
 
     @property
-    def matrix_values(self) -> int:
-        """Values in the matrices of the whole model, not of the stage; one of them may be counted twice."""
-        attention = self.hidden_dim * (
-            self.query_width + self.key_width + self.value_width + self.attended_width
-        )
-        feed_forward = 3 * self.hidden_dim * self.feed_forward_dim * max(1, self.experts)
-        return len(self.windowed) * (attention + feed_forward) + 2 * self.vocab_size * self.hidden_dim
-
-    @property
     def embedding_scale(self) -> float:
         return math.sqrt(self.hidden_dim) if self.family.scaled_embedding else 1.0
 

@@ -13,12 +13,9 @@ from swactor_core.spi.loader import StageManifest, TensorRef
 
 from swactor_worker_tinygrad.model_keys import invalid, unsupported
 from swactor_worker_tinygrad.parameters import ModelParameters, read_parameters
-from swactor_worker_tinygrad.tensor_types import GRAPH_TYPES, NATIVE_TYPES, TINYGRAD_TYPES, check_types
+from swactor_worker_tinygrad.tensor_types import check_types
 
 Dims = tuple[int, ...]
-# Of a model of at most so many values, matrices without a native kernel are unpacked to f32 once: that takes
-# 256 MiB at most, and graphs would take longer to capture than such a model's answers take.
-UNPACKED_VALUES = 1 << 26
 
 
 def block_shapes(parameters: ModelParameters) -> dict[str, tuple[Dims, bool]]:
@@ -84,14 +81,6 @@ def check_model(manifest: StageManifest, max_context: int) -> tuple[ModelParamet
     tensors = sort_tensors(manifest, parameters)
     check_types(tensors.all())
     return parameters, tensors
-
-
-def types_for_graphs(manifest: StageManifest, parameters: ModelParameters, tensors: StageTensors) -> set[int]:
-    """The types of the model's matrices that native kernels do not do for: none reads them, and they are too
-    much to be unpacked. A property of the whole model, which every split of it has to find alike."""
-    kinds = {ref.ggml_type for ref in tensors.all() if len(ref.dims) > 1} | set(manifest.matrix_types)
-    without = {kind for kind in kinds if kind in GRAPH_TYPES and kind not in NATIVE_TYPES}
-    return without if parameters.matrix_values > UNPACKED_VALUES else without & TINYGRAD_TYPES
 
 
 class _Given:

@@ -54,13 +54,10 @@ HOST_TYPES = frozenset({10, 11, 16, 17, 19, 20, 29, 34, 35, 40})
 # types that tinygrad unpacks inside the kernel that reads them
 GRAPH_TYPES = frozenset(BLOCKS) - HOST_TYPES
 
-# types that nothing but tinygrad unpacks
-TINYGRAD_TYPES = frozenset({41})
-
-# types whose matrices a native kernel reads
-NATIVE_TYPES = frozenset({0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 30})
+# types whose matrices a native kernel reads: all but whole numbers and f64, which no model's matrices are
+NATIVE_TYPES = frozenset(BLOCKS) - {24, 25, 26, 27, 28}
 # those of them that can be laid out anew in memory
-PACKED_TYPES = NATIVE_TYPES - {0, 1, 30}
+PACKED_TYPES = frozenset({2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23})
 
 
 def check_types(refs: Iterable[TensorRef]) -> None:

@@ -57,9 +57,7 @@ class StageManifest:
 
     `tensors` are exactly those of blocks [layer_start, layer_end_exclusive) under their global names, plus
     `token_embd.weight` for the first stage, `output_norm.weight` and the head (`output.weight`, or
-    `token_embd.weight` when tied) for the last, and shared rope tensors for all. `matrix_types` are the ggml
-    types of all tensors of the whole model that have more than one dimension, ascending: what a worker
-    decides by them it decides alike in every stage; empty where the loader does not say.
+    `token_embd.weight` when tied) for the last, and shared rope tensors for all.
     """
 
     architecture: str
@@ -72,7 +70,6 @@ class StageManifest:
     token_count: int
     tied_head: bool
     tensors: tuple[TensorRef, ...]
-    matrix_types: tuple[int, ...] = ()
 
     @property
     def first(self) -> bool:

@@ -23,9 +23,8 @@ INLINE bytes load_bytes(const uint8_t *p) { return *(const bytes *)p; }
 INLINE floats of_bytes(bytes v) { return __builtin_convertvector(v, floats); }
 INLINE floats of_chars(chars v) { return __builtin_convertvector(v, floats); }
 
-/* The non-linear 4-bit values of IQ4_NL and IQ4_XS. */
-INLINE chars nonlinear(bytes q) {
-  const chars table = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+/* table[q[i]], q being below 16. */
+INLINE chars of_sixteen(chars table, bytes q) {
 #if defined(__SSSE3__)
   typedef char narrow __attribute__((vector_size(16)));
   return (chars)__builtin_ia32_pshufb128((narrow)table, (narrow)q);
@@ -34,6 +33,16 @@ INLINE chars nonlinear(bytes q) {
   for (int i = 0; i < 16; i++) result[i] = table[q[i]];
   return result;
 #endif
+}
+
+/* The non-linear 4-bit values of IQ4_NL and IQ4_XS. */
+INLINE chars nonlinear(bytes q) {
+  return of_sixteen((chars){-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}, q);
+}
+
+/* Twice the values of MXFP4 and NVFP4: a sign, two bits of an exponent, one of a fraction. */
+INLINE chars e2m1(bytes q) {
+  return of_sixteen((chars){0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}, q);
 }
 
 /* f16 to f32 by bits: exact for all finite values, and needs no processor feature. */

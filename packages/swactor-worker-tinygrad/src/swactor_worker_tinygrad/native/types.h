@@ -220,4 +220,70 @@ INLINE void unpack(const uint8_t *p, int g, floats *a, floats *b) {
   *a = of_chars(nonlinear(low(p + 8 + g * 16))) * d;
   *b = of_chars(nonlinear(high(p + 8 + g * 16))) * d;
 }
+#elif defined(TYPE_MXFP4)
+#define GROUPS 1
+#define BLOCK_BYTES 17
+INLINE void unpack(const uint8_t *p, int g, floats *a, floats *b) {
+  const union { uint32_t u; float f; } d = {p[0] < 2 ? 0x200000u << p[0] : (uint32_t)(p[0] - 1) << 23};
+  *a = of_chars(e2m1(low(p + 1))) * d.f;
+  *b = of_chars(e2m1(high(p + 1))) * d.f;
+}
+
+#elif defined(TYPE_NVFP4)
+#define GROUPS 2
+#define BLOCK_BYTES 36
+INLINE float scale_of(uint8_t s) {
+  const union { uint32_t u; float f; } d = {s == 127 ? 0 : (uint32_t)(s & 127) << 20};
+  return d.f * 0x1p119f;
+}
+INLINE void unpack(const uint8_t *p, int g, floats *a, floats *b) {
+  const bytes q = load_bytes(p + 4 + g * 16), lows = q & 15, highs = q >> 4;
+  *a = of_chars(e2m1(__builtin_shufflevector(lows, highs, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)));
+  *b = of_chars(e2m1(__builtin_shufflevector(lows, highs, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31)));
+  *a *= scale_of(p[2 * g]);
+  *b *= scale_of(p[2 * g + 1]);
+}
+
+#elif defined(TYPE_TQ1_0)
+#define GROUPS 8
+#define BLOCK_BYTES 54
+/* Half h of the block's groups: each byte holds five ternary digits or four, those of a half the same one. */
+INLINE floats digits(const uint8_t *p, int h) {
+  const uint8_t power[5] = {1, 3, 9, 27, 81};
+  bytes q;
+  if (h < 15) {
+    q = load_bytes(p + (h < 10 ? h % 2 * 16 : 32)) * power[h < 10 ? h / 2 : h - 10];
+  } else {
+    typedef uint8_t narrow __attribute__((vector_size(4)));
+    const bytes powers = {1, 1, 1, 1, 3, 3, 3, 3, 9, 9, 9, 9, 27, 27, 27, 27};
+    narrow four;
+    __builtin_memcpy(&four, p + 48, 4);
+    q = __builtin_shufflevector(four, four, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3) * powers;
+  }
+  return __builtin_convertvector(__builtin_convertvector(q, shorts) * 3 >> 8, floats) - 1.0f;
+}
+INLINE void unpack(const uint8_t *p, int g, floats *a, floats *b) {
+  const float d = half(p + 52);
+  *a = digits(p, 2 * g) * d;
+  *b = digits(p, 2 * g + 1) * d;
+}
+
+#elif defined(TYPE_TQ2_0)
+#define GROUPS 8
+#define BLOCK_BYTES 66
+INLINE void unpack(const uint8_t *p, int g, floats *a, floats *b) {
+  const float d = half(p + 64);
+  const uint8_t *q = p + g / 4 * 32, shift = 2 * (g % 4);
+  *a = of_chars((chars)(load_bytes(q) >> shift & 3) - 1) * d;
+  *b = of_chars((chars)(load_bytes(q + 16) >> shift & 3) - 1) * d;
+}
+
+#elif defined(TYPE_Q1_0)
+#define GROUPS 4
+#define BLOCK_BYTES 18
+INLINE void unpack(const uint8_t *p, int g, floats *a, floats *b) {
+  const float d = half(p);
+  *a = of_chars((chars)(fifth_bit(p + 2 + g * 4) >> 3) - 1) * d;
+  *b = of_chars((chars)(fifth_bit(p + 4 + g * 4) >> 3) - 1) * d;
+}
 #endif
