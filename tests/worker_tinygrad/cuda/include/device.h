@@ -3,6 +3,7 @@
  * A block's threads are fibres where they meet at barriers, else one loop. `__shared__` is static: blocks run one
  * after the other. Included before every source that `nvrtc.cpp` builds. */
 #pragma once
+#include <setjmp.h>
 #include <ucontext.h>
 
 #define __global__
@@ -48,44 +49,65 @@ inline float __int_as_float(int bits) {
   return value;
 }
 
+/* Fibres: begun once a launch by makecontext, which asks the system, and switched by _setjmp, which does not. */
 namespace block {
 constexpr unsigned STACK = 1 << 16;
 struct Thread {
   ucontext_t at;
+  jmp_buf place;
   dim3 index;
-  bool done;
+  bool begun, done;
   char *stack;
 };
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static Thread *running;
 static void (*body)();
 
-inline void barrier() { swapcontext(&running->at, &scheduler); }
+inline void barrier() {
+  if (!_setjmp(running->place)) _longjmp(scheduler, 1);
+}
 
-inline void enter() {
-  body();
-  running->done = true;
+inline void live() {
+  for (;;) {
+    body();
+    running->done = true;
+    barrier(); /* until the next block */
+  }
+}
+
+__attribute__((noinline)) static void go_on(Thread *thread) {
+  running = thread;
+  threadIdx = thread->index;
+  if (_setjmp(scheduler)) return;
+  if (thread->begun) _longjmp(thread->place, 1);
+  thread->begun = true;
+  setcontext(&thread->at);
+}
+
+inline Thread *make_threads(unsigned count) {
+  Thread *threads = new Thread[count];
+  for (unsigned i = 0; i < count; i++) {
+    Thread &t = threads[i];
+    t.begun = false;
+    t.index = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
+    t.stack = new char[STACK];
+    getcontext(&t.at);
+    t.at.uc_stack.ss_sp = t.stack;
+    t.at.uc_stack.ss_size = STACK;
+    t.at.uc_link = nullptr;
+    makecontext(&t.at, live, 0);
+  }
+  return threads;
 }
 
 /* Each thread as far as its next barrier, in turns, until all are done. */
 inline void run_with_barriers(Thread *threads, unsigned count) {
-  for (unsigned i = 0; i < count; i++) {
-    Thread &t = threads[i];
-    t.done = false;
-    t.index = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
-    getcontext(&t.at);
-    t.at.uc_stack.ss_sp = t.stack;
-    t.at.uc_stack.ss_size = STACK;
-    t.at.uc_link = &scheduler;
-    makecontext(&t.at, enter, 0);
-  }
+  for (unsigned i = 0; i < count; i++) threads[i].done = false;
   for (unsigned left = count; left;)
     for (unsigned i = 0; i < count; i++) {
       if (threads[i].done) continue;
-      running = &threads[i];
-      threadIdx = running->index;
-      swapcontext(&scheduler, &running->at);
-      if (running->done) left--;
+      go_on(&threads[i]);
+      if (threads[i].done) left--;
     }
 }
 }  // namespace block
@@ -120,11 +142,7 @@ void launch(void (*kernel)(A...), const char *arguments, const unsigned *dims, b
   Call<A...>::arguments = arguments;
   block::body = Call<A...>::once;
   const unsigned count = blockDim.x * blockDim.y * blockDim.z;
-  block::Thread *threads = nullptr;
-  if (barriers) {
-    threads = new block::Thread[count];
-    for (unsigned i = 0; i < count; i++) threads[i].stack = new char[block::STACK];
-  }
+  block::Thread *threads = barriers ? block::make_threads(count) : nullptr;
   for (blockIdx.z = 0; blockIdx.z < gridDim.z; blockIdx.z++)
     for (blockIdx.y = 0; blockIdx.y < gridDim.y; blockIdx.y++)
       for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) {
