@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from swactor_loader_gguf.fetch import WheelFile
 from swactor_loader_gguf.known import Identity, Known, keep
+from swactor_loader_gguf.packages import request_key
 from swactor_loader_gguf.sparse import SparseFile
 
 DAY = 86400.0
@@ -58,7 +60,7 @@ def whole(home: Path) -> Path:
     path.write_bytes(b"x" * 8192)
     names = home / "cache" / "names"
     names.mkdir()
-    (names / "package").write_text(DIGEST + "\n")
+    (names / "package").write_text(DIGEST + "\npypi:tiny-model==1.0#folder/whole.gguf\n")
     (names / "another").write_text("cd" * 32 + "\n")
     return path
 
@@ -130,6 +132,24 @@ def test_where_a_model_is_from_is_listed_and_goes_with_it(
     assert call("cache", "clear", "known.gguf").code == 0
     assert not list((home / "cache" / "addresses").iterdir())
     assert list(listed(call)) == ["partial.gguf"]
+
+
+def test_a_model_of_a_package_is_listed_with_the_name_that_fetches_it(
+    call: Any, whole: Path, home: Path
+) -> None:
+    note = home / "cache" / "names" / "package"
+    os.utime(note, (1_700_000_000.0, 1_700_000_000.25))
+    (source,) = listed(call)["whole.gguf"]["sources"]
+    assert source == {"address": "pypi:tiny-model==1.0#folder/whole.gguf", "asked": 1_700_000_000.25}
+    assert "pypi:tiny-model==1.0#folder/whole.gguf" in call("cache", "list").out.replace("\n", "")
+    # as earlier versions have noted it
+    wheel = WheelFile("tiny_model", "2.0", "a_b.gguf")
+    note.unlink()
+    (home / "cache" / "names" / request_key(wheel)).write_text(DIGEST + "\n")
+    (source,) = listed(call)["whole.gguf"]["sources"]
+    assert source["address"] == "pypi:tiny_model==2.0#a_b.gguf"
+    (home / "cache" / "names" / request_key(wheel)).rename(home / "cache" / "names" / "cut-0123456789abcdef")
+    assert listed(call)["whole.gguf"]["sources"] == []
 
 
 def test_what_is_older_goes_and_what_is_not_stays(call: Any, whole: Path, partial: Path) -> None:

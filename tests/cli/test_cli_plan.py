@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from gguf import GGUFReader
+from swactor_core import free_memory
+from swactor_core.fitting import NODE_PROCESS
 from swactor_core.ids import node_hex, node_id_of
 
 TINY = Path(__file__).parent.parent / "data" / "tiny"
@@ -193,3 +195,44 @@ def test_a_prompt_beyond_all_bounds_is_refused_with_both_numbers(call: Any) -> N
     said = call("plan", TINY / "llama-tied.gguf", "--prompt-tokens", 10**20)
     assert (said.code, said.out) == (2, "")
     assert f"the prompt has {10**20} tokens and 'llama-tied' a context of 512" in said.err
+
+
+def test_what_does_not_fit_into_free_memory_is_refused_before_anything_is_loaded(
+    call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A control group that leaves less than the plan needs: of weights in a file only a warning."""
+    model = TINY / "llama-tied.gguf"
+    stages = planned(call, model, "--prompt-tokens", 2)["stages"]
+    total = sum(stage["need_bytes"] + NODE_PROCESS for stage in stages)
+    kept = total - sum(stage["weight_bytes"] for stage in stages)
+    monkeypatch.setattr(free_memory, "machine_rest", lambda: 1 << 40)
+
+    def leave(count: int) -> None:
+        monkeypatch.setattr(free_memory, "group_rest", lambda: count)
+
+    asked = {
+        "plan": ("plan", model, "--prompt-tokens", 2),
+        "run": ("run", model, "--prompt-ids", "1,2", "--max-tokens", 128),
+    }
+    for command in asked.values():
+        leave(kept - 1)
+        said = call(*command)
+        assert (said.code, said.out) == (2, "")
+        assert f"2 stages here need {kept} bytes (KV cache " in said.err
+        assert f"{kept - 1} bytes of memory are left in this control group" in said.err
+        assert "--memory SIZE" in said.err
+        leave(total - 1)
+        said = call(*command, "--worker-option", "weights=packed")
+        assert said.code == 2
+        assert "(weights " in said.err
+    leave(total - 1)
+    said = call(*asked["plan"])
+    assert said.code == 0
+    assert "weights that do not stay in memory are read from the file for each token" in said.err
+    leave(total)
+    assert call(*asked["plan"]).err == ""
+    leave(1)
+    assert call(*asked["plan"], "--memory", "1GiB").code == 0
+    monkeypatch.setattr(free_memory, "group_rest", lambda: None)
+    monkeypatch.setattr(free_memory, "machine_rest", lambda: None)
+    assert call(*asked["plan"]).err == ""

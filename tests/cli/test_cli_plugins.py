@@ -74,9 +74,9 @@ def test_option_and_environment_choose(call: Any, monkeypatch: pytest.MonkeyPatc
     assert [p["selected"] for p in chosen if p["name"] == "echo"] == [False]
 
 
-def test_a_chosen_name_that_nobody_provides_is_exit_1(call: Any) -> None:
+def test_a_chosen_name_that_nobody_provides_is_bad_usage(call: Any) -> None:
     said = call("plugins", "--worker", "abacus")
-    assert said.code == 1
+    assert said.code == 2
     assert "no worker plug-in named 'abacus'" in said.err
     assert "tinygrad" in said.err
     assert "Traceback" not in said.err
@@ -110,7 +110,7 @@ def test_a_broken_plugin_is_a_warning_until_it_is_chosen(spawn: Any, distributio
     assert reason in record["reason"]
     assert record["providers"] == []
     said = spawn("plugins", "--worker", "bad", PYTHONPATH=path)
-    assert said.code == 1
+    assert said.code == 2
     assert "no worker plug-in named 'bad'" in said.err
     assert reason in said.err
 
@@ -118,7 +118,7 @@ def test_a_broken_plugin_is_a_warning_until_it_is_chosen(spawn: Any, distributio
 def test_two_plugins_of_one_name_are_an_error_only_when_chosen(spawn: Any, distribution: Any) -> None:
     path = str(distribution("swactor-worker-twin", PROVIDER.format(name="tinygrad", level=1)))
     said = spawn("plugins", PYTHONPATH=path)
-    assert said.code == 1
+    assert said.code == 2
     assert "swactor-worker-twin 1.2" in said.err
     assert "swactor-worker-tinygrad" in said.err
     assert spawn("plugins", "--worker", "echo", PYTHONPATH=path).code == 0
@@ -166,3 +166,68 @@ def test_a_plugin_that_fails_to_add_commands_is_a_warning(spawn: Any, distributi
     assert said.code == 0
     assert "no commands today" in said.err
     assert "Traceback" not in said.err
+
+
+NEEDS_A_MODEL = ("run", "plan", "tune")
+MODEL = Path(__file__).parent.parent / "data" / "tiny" / "llama-tied.gguf"
+
+
+@pytest.mark.parametrize("kind", ["arena", "transport", "membership", "worker", "loader"])
+@pytest.mark.parametrize("command", ["run", "plan", "tune", "key", "cache list", "doctor", "plugins"])
+def test_a_plug_in_that_is_not_there_is_bad_usage_for_every_command(
+    call: Any, command: str, kind: str
+) -> None:
+    """Where a command takes the option at all; `doctor` is a check of the machine, and fails."""
+    arguments = [*command.split(), *([str(MODEL)] if command in NEEDS_A_MODEL else [])]
+    arguments += {"run": ["--prompt-ids", "1"], "key": ["--orchestrator"]}.get(command, [])
+    said = call(*arguments, f"--{kind}", "nosuch")
+    assert "Traceback" not in said.err
+    if "No such option" in said.err:
+        assert said.code == 2
+        return
+    assert said.code == (1 if command == "doctor" else 2)
+    assert f"no {kind} plug-in named 'nosuch'" in said.err + said.out
+    assert "choose one of those" in said.err + said.out
+
+
+BROKEN_FACTORY = """
+    from swactor_core.hookspecs import hookimpl
+    from swactor_core.spi.provider import Kind, Provider
+
+    def make(**arguments):
+        {does}
+
+    @hookimpl
+    def swactor_register_{kind}s():
+        return [Provider(Kind.{upper}, "bad", "of a test", make)]
+"""
+
+
+@pytest.mark.parametrize("kind", ["arena", "transport", "membership", "loader"])
+@pytest.mark.parametrize(
+    ("does", "words"),
+    [
+        ("import nothing_of_this_name", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
+        ("raise RuntimeError('no driver')", "RuntimeError: no driver"),
+    ],
+)
+def test_a_plug_in_whose_package_lacks_something_is_bad_usage(
+    spawn: Any, distribution: Any, kind: str, does: str, words: str
+) -> None:
+    source = BROKEN_FACTORY.format(kind=kind, upper=kind.upper(), does=does)
+    path = str(distribution("swactor-bad-part", source))
+    said = spawn("run", MODEL, "--prompt-ids", "1", f"--{kind}", "bad", PYTHONPATH=path)
+    assert said.code == 2, said.err
+    assert said.out == ""
+    assert f"the {kind} plug-in 'bad' cannot be used: {words}" in said.err
+    assert f"choose another with --{kind}" in said.err
+    assert "defect" not in said.err
+
+
+def test_a_library_of_a_plug_in_that_is_not_installed_is_named(spawn: Any, tmp_path: Path) -> None:
+    (tmp_path / "aioquic.py").write_text("raise ModuleNotFoundError(\"No module named 'aioquic'\")")
+    said = spawn("run", MODEL, "--prompt-ids", "1", PYTHONPATH=str(tmp_path))
+    assert said.code == 2, said.err
+    assert "the transport plug-in 'quic' cannot be used: ModuleNotFoundError: No module named 'aioquic'" in (
+        said.err
+    )

@@ -48,7 +48,7 @@ def test_json_lines_have_their_shapes_and_agree_with_the_events(spawn: Any, home
 
 def test_a_worker_that_nobody_provides_is_one_line(call: Any) -> None:
     said = call("run", MODEL, "--worker", "abacus", "--prompt-ids", "1")
-    assert said.code == 1
+    assert said.code == 2
     assert said.out == ""
     assert "no worker plug-in named 'abacus'" in said.err
     assert "Traceback" not in said.err

@@ -47,7 +47,7 @@ def test_a_long_search_is_said_once_where_no_bar_is(capsys: pytest.CaptureFixtur
         (("--nodes", "9"), 2, "9"),
         (("--worker-option", "kernels"), 2, "write it like threads=2"),
         (("--worker-option", "kernels=fast"), 2, "kernels = 'fast' is not known"),
-        (("--worker", "nobody"), 1, "nobody"),
+        (("--worker", "nobody"), 2, "nobody"),
     ],
 )
 def test_what_cannot_be_tuned_is_said(call: Any, arguments: tuple[str, ...], code: int, words: str) -> None:

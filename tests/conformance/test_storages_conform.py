@@ -51,6 +51,7 @@ class TestKernels(StorageContract):
     def kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
         numbers = itertools.count()
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        monkeypatch.delenv("SWACTOR_CACHE_DIR", raising=False)
         monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
         monkeypatch.setattr("tempfile.tempdir", None)
         (tmp_path / "tmp").mkdir()
@@ -76,6 +77,7 @@ class TestPassingKernels(TestKernels):
     def kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
         numbers = itertools.count()
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        monkeypatch.delenv("SWACTOR_CACHE_DIR", raising=False)
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
         (tmp_path / "tmp").mkdir()
 

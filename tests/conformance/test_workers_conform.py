@@ -8,10 +8,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from swactor_core.messages import WorkerFatal
 from swactor_core.spi.loader import StageManifest
 from swactor_core.spi.worker import WorkerBackend
 from swactor_testing.conformance import WorkerCapabilities, WorkerContract
-from swactor_testing.conformance.worker_rig import WorkerFactory
+from swactor_testing.conformance.worker_rig import HarnessedStage, WorkerFactory
 from swactor_testing.echo import EchoBackend, reference_tokens
 from swactor_testing.worker_kit import stage_config
 
@@ -79,3 +80,20 @@ class TestTinygrad(WorkerContract):
             return create(settings)
 
         return factory
+
+
+def test_a_factory_is_called_as_the_runtime_calls_it() -> None:
+    """By the argument's name: what passes here must not fail in a run, and the other way round."""
+    asked: list[Mapping[str, object]] = []
+
+    def named(*, settings: Mapping[str, object]) -> WorkerBackend:
+        asked.append(settings)
+        return EchoBackend(settings)
+
+    (backend,) = HarnessedStage(named, ECHO).backends
+    backend.close()
+    assert len(asked) == 1
+    of_another_name = HarnessedStage(lambda conf: EchoBackend(conf), ECHO)  # type: ignore[call-arg, misc]
+    (fatal,) = of_another_name.worker.events
+    assert isinstance(fatal, WorkerFatal)
+    assert "unexpected keyword argument 'settings'" in fatal.detail

@@ -6,16 +6,24 @@ from pathlib import Path
 
 import pytest
 from swactor_core import free_memory
-from swactor_core.free_memory import available_memory, machine_rest, rest_of_groups
+from swactor_core.free_memory import available_memory, machine_rest, rest_in_words, rest_of_groups
 
 
-def write(
-    group: Path, limit: str, used: int, *, names: tuple[str, str] = ("memory.max", "memory.current")
-) -> None:
+def write(group: Path, limit: str, used: int, *, high: str = "max") -> None:
     group.mkdir(parents=True, exist_ok=True)
-    (group / names[0]).write_text(f"{limit}\n")
-    (group / names[1]).write_text(f"{used}\n")
-    (group / "memory.stat").write_text("anon 3\ninactive_file 25\n")
+    (group / "memory.max").write_text(f"{limit}\n")
+    (group / "memory.high").write_text(f"{high}\n")
+    (group / "memory.current").write_text(f"{used}\n")
+    (group / "memory.stat").write_text("anon 3\ninactive_file 20\nactive_file 5\nfile 700\n")
+
+
+def write_version_1(group: Path, limit: int, used: int) -> None:
+    group.mkdir(parents=True, exist_ok=True)
+    (group / "memory.limit_in_bytes").write_text(f"{limit}\n")
+    (group / "memory.usage_in_bytes").write_text(f"{used}\n")
+    (group / "memory.stat").write_text(
+        "inactive_file 1\nactive_file 1\ntotal_inactive_file 20\ntotal_active_file 5\n"
+    )
 
 
 def test_the_narrowest_control_group_counts_with_what_the_kernel_would_drop(tmp_path: Path) -> None:
@@ -29,10 +37,31 @@ def test_the_narrowest_control_group_counts_with_what_the_kernel_would_drop(tmp_
     assert rest_of_groups("0::/outer/inner\n", tmp_path) == 0
 
 
+def test_where_a_control_group_is_held_up_its_memory_ends_too(tmp_path: Path) -> None:
+    write(tmp_path / "outer", "1000", 100)
+    write(tmp_path / "outer" / "inner", "max", 100, high="300")
+    assert rest_of_groups("0::/outer/inner\n", tmp_path) == 225
+    write(tmp_path / "outer" / "inner", "200", 100, high="300")
+    assert rest_of_groups("0::/outer/inner\n", tmp_path) == 125
+
+
+@pytest.mark.parametrize("controllers", ["memory", "cpuset,memory"])
+def test_groups_of_version_1_lie_within_one_another_too(tmp_path: Path, controllers: str) -> None:
+    write_version_1(tmp_path / "memory", 1 << 62, 600)
+    write_version_1(tmp_path / "memory" / "a", 700, 600)
+    write_version_1(tmp_path / "memory" / "a" / "b", 1 << 62, 50)
+    assert rest_of_groups(f"0::/\n3:{controllers}:/a/b\n", tmp_path) == 125
+    assert rest_of_groups("3:pids:/a/b\n", tmp_path) is None
+
+
 def test_a_container_of_version_1_has_its_limit_at_the_root(tmp_path: Path) -> None:
-    names = "memory.limit_in_bytes", "memory.usage_in_bytes"
-    write(tmp_path / "memory", "700", 600, names=names)
+    write_version_1(tmp_path / "memory", 700, 600)
     assert rest_of_groups("3:memory:/docker/x\n", tmp_path) == 125
+
+
+def test_version_2_beside_version_1_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    write(tmp_path / "unified" / "a", "1000", 900)
+    assert rest_of_groups("4:memory:/\n0::/a\n", tmp_path) == 125
 
 
 @pytest.mark.parametrize(
@@ -44,6 +73,7 @@ def test_the_lesser_of_machine_and_control_group(
     monkeypatch.setattr(free_memory, "machine_rest", lambda: machine)
     monkeypatch.setattr(free_memory, "group_rest", lambda: group)
     assert available_memory() == least
+    assert rest_in_words() == ("in this control group" if least == 4 and group == 4 else "on this machine")
 
 
 @pytest.mark.parametrize(

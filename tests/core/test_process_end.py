@@ -6,10 +6,16 @@ import asyncio
 import os
 import sys
 import time
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
+from swactor_core.ids import WorkerGeneration
+from swactor_core.machines.worker_process import SpawnWorker
+from swactor_core.messages import ProcessNotification, ProcessNotificationKind
+from swactor_core.node import worker_process
 from swactor_core.node.process_end import exited
-from swactor_core.node.worker_process import exit_text
+from swactor_core.node.worker_process import WorkerProcess, exit_text
 
 LEAVES_A_CHILD = "import os, time; os.fork() or time.sleep(20); os._exit(3)"
 
@@ -66,3 +72,42 @@ def test_how_a_process_ended_is_said_with_what_it_often_means() -> None:
     assert exit_text(-9) == "was ended by SIGKILL, as the kernel does when memory is short"
     assert exit_text(-11) == "was ended by SIGSEGV"
     assert exit_text(3) == "exited with 3"
+
+
+class Hearing:
+    """What the adapter uses of the actor system."""
+
+    def __init__(self) -> None:
+        self.told: list[ProcessNotification] = []
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def start_task(self, body: Coroutine[Any, Any, None], *, owner: object) -> None:
+        self.tasks.append(asyncio.ensure_future(body))
+
+    def tell(self, address: object, message: ProcessNotification) -> None:
+        self.told.append(message)
+
+
+async def test_a_worker_whose_end_nobody_reaped_in_time_has_ended_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its end is certain (`exited`), and with it that its rings are free; only how it ended is not known."""
+
+    async def unheard(process: asyncio.subprocess.Process) -> None:
+        process.kill()
+        await exited(process)
+        process._transport._returncode = None  # type: ignore[attr-defined]  # as if the loop had not heard
+        raise TimeoutError
+
+    monkeypatch.setattr(worker_process, "exited", unheard)
+    hearing = Hearing()
+    worker = WorkerProcess(
+        hearing,  # type: ignore[arg-type]  # all that is asked of a system
+        worker="nobody", arena_name="memfd", blocked=(), arena=lambda: (-1, 0),
+    )  # fmt: skip
+    worker.perform(SpawnWorker(WorkerGeneration(3)))
+    await asyncio.wait_for(hearing.tasks[0], 30)
+    assert [message.kind for message in hearing.told] == [
+        ProcessNotificationKind.STARTED, ProcessNotificationKind.EXITED,
+    ]  # fmt: skip
+    assert "ended, and nobody was told how" in hearing.told[-1].detail

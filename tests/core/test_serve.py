@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 from swactor_core.faults import Component, Fault, FaultReason
 from swactor_core.ids import NodeId
+from swactor_core.node import __main__ as process
 from swactor_core.node import serve as served
 from swactor_core.node.serve import serve
 from swactor_core.spi.membership import Member, MemberState
@@ -85,3 +88,27 @@ async def test_it_does_not_when_whoever_started_it_has_let_it_go(nodes: list[Out
     assert await asyncio.wait_for(serving, 10) == REPLACED
     assert len(nodes) == 1
     os.close(reader)
+
+
+def test_the_last_words_are_those_of_the_node_that_ended_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parent would hear of one that began anew only what its former life had to say."""
+    said: list[tuple[int, Fault]] = []
+
+    async def served_twice(*_: Any, on_built: Any, **__: Any) -> Fault:
+        for epoch in (90, 91):
+            on_built(SimpleNamespace(epoch=epoch))
+        return REPLACED
+
+    settings = SimpleNamespace(plugins=SimpleNamespace(blocked=()))
+    for name in ("die_with_parent", "first_to_go", "ignore_terminal_interrupt", "load_plugins"):
+        monkeypatch.setattr(process, name, lambda *_, **__: None)
+    monkeypatch.setenv("SWACTOR_PARENT", "1")
+    monkeypatch.setattr(process, "_read_line", lambda _: b"{}")
+    monkeypatch.setattr(process, "validated", lambda *_, **__: settings)
+    monkeypatch.setattr(process, "serve", served_twice)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(fileno=lambda: 0))
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(fileno=lambda: 1, write=len, flush=lambda: None))
+    monkeypatch.setattr(process, "say_last_words", lambda node, fault, _: said.append((node.epoch, fault)))
+    assert process.main() == 1
+    assert said == [(91, REPLACED)]

@@ -305,3 +305,28 @@ def test_the_tokenizer_is_built_once(demo_path):
     model = GgufModel(demo_path)
     assert model.tokenizer() is model.tokenizer()
     model.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "remedy"),
+    [
+        ("LLaMA", "'LLaMA', and architectures are written in small letters", "should have written 'llama'"),
+        ("LLAMA x", "'LLAMA x', which no architecture is called", "whatever wrote the file"),
+        ("", "'', which no architecture is called", "whatever wrote the file"),
+    ],
+)
+def test_an_architecture_that_is_written_wrongly_is_no_damage(model_of, raw, name, words, remedy):
+    model = model_of(keys={"general.architecture": raw.text("general.architecture", name)})
+    with pytest.raises(ModelError) as caught:
+        model.facts  # noqa: B018 - asked for what it raises
+    assert words in caught.value.message
+    assert remedy in caught.value.hint
+    assert "another conversion" in caught.value.hint
+
+
+def test_a_value_that_cannot_be_is_laid_to_whoever_wrote_it(model_of, raw):
+    model = model_of(keys={"llama.block_count": raw.u32("llama.block_count", 0)})
+    with pytest.raises(ModelError, match="is 0, not in 1 to 1024") as caught:
+        model.facts  # noqa: B018 - asked for what it raises
+    assert "another conversion" in caught.value.hint
+    assert "not a GGUF" not in caught.value.hint

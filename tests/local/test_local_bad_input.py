@@ -95,7 +95,7 @@ def test_token_ids_outside_the_vocabulary_are_bad_usage(echo: Start) -> None:
 def test_an_unknown_plug_in_is_said_before_any_process_starts(
     run: Start, tiny_model: Callable[[str], str]
 ) -> None:
-    line = _refused(run(tiny_model("llama-gqa"), *IDS, "--worker", "nope"), 1)
+    line = _refused(run(tiny_model("llama-gqa"), *IDS, "--worker", "nope"), 2)
     assert "nope" in line
     assert "echo" in line
 

@@ -35,7 +35,11 @@ Idle timeout kills what is stalled: test_hours_of_stall_end_neither_the_edge_nor
 A restarted peer is invisible: test_a_process_restarted_in_place_is_reached_again,
     test_a_new_life_that_dials_replaces_the_old_one, test_a_peer_that_dials_again_replaces_its_dead_connection
 Addresses change, or differ in form: test_a_dialler_whose_address_changes_keeps_its_edges,
+    test_an_edge_under_load_outlives_it, test_an_idle_control_connection_outlives_it,
     test_an_ipv6_wildcard_serves_ipv4_diallers_and_dials_them, test_bulk_survives_loss_over_ipv6
+Whoever repeats a datagram from elsewhere takes the traffic:
+    test_who_repeats_a_diallers_datagrams_first_gets_little_and_not_for_long,
+    test_who_repeats_an_acceptors_datagrams_first_gets_nothing
 Tickets skip certificates: test_no_ticket_is_issued
 Names and secrets in the clear or in a log: test_no_name_is_sent_and_nothing_is_logged
 The certificate is asked for too early or too late, an empty one passes:

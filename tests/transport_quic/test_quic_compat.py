@@ -108,6 +108,8 @@ def test_names_in_use_are_all_in_the_table():
         "_connection",
         "_one_rtt",
         "_aborted",
+        "_asked_at",
+        "_follow",
         "_idle_renewed",
         "_unacknowledged",
         "_late_acks",

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from kernel_support import stored_weights
 from stage_support import DATA, Pipeline, config_of, manifest_of, reference
+from swactor_core import free_memory
 from swactor_core.faults import RoleFailure
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.spi.worker import LoadProgress, RoleError
@@ -172,6 +173,18 @@ def test_a_device_without_memory_is_a_typed_failure(backend: Any, monkeypatch: p
         backend.configure(config, progress=lambda _: None, should_abort=lambda: False)
     assert caught.value.reason is RoleFailure.DEVICE_OUT_OF_MEMORY
     assert "more stages" in caught.value.hint
+
+
+def test_a_stage_that_a_control_group_would_not_hold_is_refused_before_a_weight_is_read(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[LoadProgress] = []
+    monkeypatch.setattr(free_memory, "machine_rest", lambda: 1 << 40)
+    monkeypatch.setattr(free_memory, "group_rest", lambda: 1000)
+    with pytest.raises(RoleError, match="and 1000 bytes are left in this control group") as caught:
+        backend.configure(config_of(manifest_of(MODEL)), progress=said.append, should_abort=lambda: False)
+    assert caught.value.reason is RoleFailure.DEVICE_OUT_OF_MEMORY
+    assert said == []
 
 
 def test_two_stages_of_one_process_do_not_disturb_each_other(backend: Any) -> None:

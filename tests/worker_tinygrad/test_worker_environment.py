@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from swactor_core.errors import ConfigError, ResourceError
 from swactor_worker_tinygrad import environment
+from swactor_worker_tinygrad.kept_kernels import KeptKernels
 
 
 def program(path: Path, text: str) -> None:
@@ -133,7 +134,7 @@ def give_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         state = stated(self, **options)
         if self != folder:
             return state
-        return SimpleNamespace(st_uid=os.geteuid() + 1, st_mode=state.st_mode)
+        return SimpleNamespace(st_uid=os.geteuid() + 1, st_gid=state.st_gid, st_mode=state.st_mode)
 
     monkeypatch.setattr(Path, "stat", stat)
 
@@ -201,7 +202,44 @@ def test_within_another_user_s_folder_no_kernels_are_kept(
     assert environment.cache_folder("clang").is_relative_to(home)
     give_away(home / name, monkeypatch)
     assert environment.cache_folder("clang").parent == temporary
-    assert f"{home / name} belongs to another user: set XDG_CACHE_HOME to a folder of yours" in caplog.text
+    assert f"{home / name} belongs to another user, or others write into it: set SWACTOR" in caplog.text
+
+
+def test_kernels_lie_where_the_models_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    monkeypatch.setenv("SWACTOR_CACHE_DIR", str(tmp_path / "chosen"))
+    folder = environment.cache_folder("clang")
+    assert folder.is_relative_to(tmp_path / "chosen")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    monkeypatch.delenv("SWACTOR_CACHE_DIR")
+    former = environment.cache_folder("clang")
+    assert former.is_relative_to(tmp_path / "own")
+    monkeypatch.setenv("SWACTOR_CACHE_DIR", str(tmp_path / "chosen"))
+    kept = KeptKernels()
+    assert {stored.path for stored in kept.stored()} == {str(folder), str(former)}
+    for stored in kept.stored():
+        assert kept.remove(stored)
+    assert kept.stored() == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "shared"), [(0o777, True), (0o1777, False), (0o775, False), (0o2775, True), (0o755, False)]
+)
+def test_in_a_cache_that_others_write_into_no_kernels_are_kept_but_in_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, shared: bool
+) -> None:
+    """A folder of models that many share: whoever may write into it can exchange a folder within."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    monkeypatch.setenv("SWACTOR_CACHE_DIR", str(tmp_path / "chosen"))
+    (tmp_path / "chosen").mkdir()
+    (tmp_path / "chosen").chmod(mode)
+    if mode == 0o2775:
+        monkeypatch.setattr(os, "getegid", lambda: (tmp_path / "chosen").stat().st_gid + 1)
+    where = "own" if shared else "chosen"
+    assert environment.cache_folder("clang").is_relative_to(tmp_path / where)
+    if shared:
+        give_away(tmp_path / "own" / "swactor", monkeypatch)
+        assert environment.kept_folder("clang") is None
 
 
 def test_the_cache_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +277,7 @@ def test_a_full_disk_keeps_no_kernels_and_the_log_says_so(
 
     monkeypatch.setattr(os, "statvfs", statvfs)
     assert environment.cache_folder("clang").parent == temporary
-    assert f"make {home}/swactor writable, with 32 MiB free, or set XDG_CACHE_HOME" in caplog.text
+    assert f"make {home}/swactor writable, with 32 MiB free, or set SWACTOR_CACHE_DIR" in caplog.text
     kept = home / "swactor" / f"tinygrad-{environment.TINYGRAD_VERSION}" / environment.cpu_key("clang")
     (kept / environment.DATA_BASE).touch()
     assert environment.cache_folder("clang") == kept

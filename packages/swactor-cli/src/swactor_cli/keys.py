@@ -25,5 +25,5 @@ def node_key_file(name: str) -> Path:
 
 def public_key_of(seed: bytes, plugins: Plugins, choice: PluginChoice) -> str:
     """Hexadecimal, as cluster files hold it."""
-    transport = plugins.select(Kind.TRANSPORT, choice.transport).factory()
+    transport = plugins.select(Kind.TRANSPORT, choice.transport).make()
     return bytes(transport.public_key(seed)).hex()

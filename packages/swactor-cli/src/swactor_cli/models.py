@@ -1,4 +1,4 @@
-"""A model's name to an open model, with a bar while it is fetched."""
+"""A model's name to an open model, with a bar while it is fetched; whether it fits on this machine."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from swactor_core import free_memory
 from swactor_core.errors import ModelError, UsageError
-from swactor_core.spi.loader import Loader, Model, Tokenizer
+from swactor_core.fitting import check_free_memory
+from swactor_core.plan import RunPlan
+from swactor_core.spi.loader import Loader, Model, ModelFacts, Tokenizer
+from swactor_core.spi.provider import WorkerMemory
 
 from swactor_cli.output import Output
 from swactor_cli.terminal import harmless_line
@@ -39,6 +43,29 @@ def open_model(
 
         path = loader.resolve(name, progress)
         return path, loader.open(path, progress)
+
+
+def check_memory_here(
+    plan: RunPlan,
+    facts: ModelFacts,
+    output: Output,
+    *,
+    prefill_chunk: int,
+    worker: WorkerMemory | None,
+    free: int | None,
+) -> None:
+    """Of a plan whose nodes are all here and declare no memory; `free` is what was left before they started.
+    Raises UsageError as `check_free_memory`."""
+    said = check_free_memory(
+        plan,
+        facts,
+        prefill_chunk=prefill_chunk,
+        worker=worker,
+        free=free,
+        where=free_memory.rest_in_words(),
+    )
+    if said:
+        output.warning(said)
 
 
 def _bars(output: Output) -> Progress:

@@ -84,8 +84,8 @@ class ModelError(UsageError):
         self.cause = cause
 
 
-class PluginError(SwactorError):
-    """A selected plug-in is missing, broken, incompatible or registered twice."""
+class PluginError(UsageError):
+    """A selected plug-in is missing, broken, incompatible or registered twice; the message names it."""
 
 
 class ResourceError(SwactorError):

@@ -17,17 +17,23 @@ F32_BYTES = 4
 @dataclass(frozen=True, slots=True)
 class StageMemory:
     """Bytes. `weights` as stored, `kv` of all positions of the run, `scratch` of what steps need; `copies` of
-    weights and `process` as the worker says them."""
+    weights, `process` and whether weights stay `in_file` as the worker says them."""
 
     weights: int
     kv: int
     scratch: int
     copies: int = 0
     process: int = 0
+    in_file: bool = False
 
     @property
     def total(self) -> int:
         return self.weights + self.kv + self.scratch + self.copies + self.process
+
+    @property
+    def kept(self) -> int:
+        """What the kernel cannot drop when memory is short."""
+        return self.total - self.weights * self.in_file
 
 
 def spare_rows(max_seq_len: int, prefill_chunk: int) -> int:

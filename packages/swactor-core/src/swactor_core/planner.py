@@ -282,7 +282,7 @@ class _Costs:
             return StageMemory(stored, kv, scratch)
         copies = copied[end] - copied[start] + first * worker.embedding + last * worker.head
         copies -= (first and last) * worker.shared
-        return StageMemory(stored, kv, scratch + worker.scratch, copies, worker.process)
+        return StageMemory(stored, kv, scratch + worker.scratch, copies, worker.process, worker.in_file)
 
     def fits(self, stage: int, start: int, end: int) -> bool:
         memory = self.memory[stage]

@@ -17,7 +17,8 @@ from swactor_core.open_files import disk_bytes, open_elsewhere
 from swactor_core.spi.loader import CachedModel, ModelSource
 
 from swactor_loader_gguf.cache import cache_directory
-from swactor_loader_gguf.known import Known, addresses_by_key, forget_lost
+from swactor_loader_gguf.known import addresses_by_key, forget_lost
+from swactor_loader_gguf.packages import names_by_digest
 from swactor_loader_gguf.sparse import WRITABLE, Claim
 
 _SERVING = frozenset({"journal", "lock"})
@@ -36,8 +37,12 @@ class GgufCache:
     def models(self) -> list[CachedModel]:
         """See `ModelCache.models`."""
         try:
-            known = addresses_by_key()
-            found = [_described(path, known.get(path.parent.name, [])) for path in self._files()]
+            names = names_by_digest(self._cache)
+            for key, known in addresses_by_key().items():
+                # an address that was kept with each of its signatures is one
+                latest = {each.address: each.asked for each in reversed(known)}
+                names[key] = [ModelSource(*each) for each in sorted(latest.items(), key=lambda one: -one[1])]
+            found = [_described(path, names.get(path.parent.name, [])) for path in self._files()]
         except OSError as error:
             raise _unusable(self._cache, error) from error
         return sorted((model for model in found if model is not None), key=lambda model: -model.used)
@@ -72,11 +77,12 @@ class GgufCache:
     def _drop_names(self) -> None:
         """Removes the notes of which digest a package's file had, where no file has it any more."""
         for note in (self._cache / "names").glob("*"):
-            if not (self._cache / "gguf" / note.read_text("ascii", "replace").strip()).is_dir():
+            digest = note.read_text("ascii", "replace").partition("\n")[0].strip()
+            if not digest or not (self._cache / "gguf" / digest).is_dir():
                 note.unlink(missing_ok=True)
 
 
-def _described(path: Path, known: list[Known]) -> CachedModel | None:
+def _described(path: Path, sources: list[ModelSource]) -> CachedModel | None:
     """None for a file that has just gone."""
     try:
         state = path.stat()
@@ -90,7 +96,7 @@ def _described(path: Path, known: list[Known]) -> CachedModel | None:
         file_bytes=state.st_size,
         used=max(state.st_atime, state.st_mtime),
         in_use=_being_fetched(path.parent / "lock", state.st_size) or open_elsewhere(path),
-        sources=tuple(ModelSource(each.address, each.asked) for each in known),
+        sources=tuple(sources),
     )
 
 

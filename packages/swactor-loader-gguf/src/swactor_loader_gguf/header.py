@@ -58,6 +58,16 @@ class HeaderReader:
         if descriptor >= 0:
             os.close(descriptor)
 
+    def fail_value(self, message: str, offset: int) -> NoReturn:
+        """`fail` for a value that stands in a well-formed file and cannot be: who wrote it was wrong, unless
+        bytes have changed."""
+        self.fail(
+            message,
+            offset,
+            hint="whatever wrote the file gave it this value, or it was damaged later: take another "
+            "conversion of the model, or fetch it again",
+        )
+
     def fail(self, message: str, offset: int, *, hint: str = "") -> NoReturn:
         """Raises the ModelError that names this file and the byte."""
         raise ModelError(

@@ -259,10 +259,12 @@ class GgufIndex(HeaderReader):
         if entry is None:
             return DEFAULT_ALIGNMENT
         if entry.is_array or entry.kind is not ValueType.UINT32:
-            self.fail("general.alignment is not a 32-bit unsigned integer", entry.offset)
+            self.fail_value("general.alignment is not a 32-bit unsigned integer", entry.offset)
         value = int(U32.unpack_from(self._data, entry.offset)[0])
         if value & (value - 1) or not 1 <= value <= MAX_ALIGNMENT:
-            self.fail(f"general.alignment is {value}, not a power of two up to {MAX_ALIGNMENT}", entry.offset)
+            self.fail_value(
+                f"general.alignment is {value}, not a power of two up to {MAX_ALIGNMENT}", entry.offset
+            )
         return value
 
     def _read_tensor(self, number: int) -> tuple[str, int, tuple[int, ...], int, int]:
@@ -343,7 +345,7 @@ class GgufIndex(HeaderReader):
         entry = self.entries.get(key)
         if entry is not None and (entry.is_array or entry.kind not in kinds):
             held = f"array of {entry.kind.name}" if entry.is_array else entry.kind.name
-            self.fail(f"{key!r} is {held}, not {what}", entry.offset)
+            self.fail_value(f"{key!r} is {held}, not {what}", entry.offset)
         return entry
 
     def _missing(self, key: str) -> NoReturn:
@@ -356,7 +358,7 @@ class GgufIndex(HeaderReader):
             return default if default is not None else self._missing(key)
         value = int(self.scalar(entry))
         if not low <= value <= high:
-            self.fail(f"{key!r} is {value}, not in {low} to {high}", entry.offset)
+            self.fail_value(f"{key!r} is {value}, not in {low} to {high}", entry.offset)
         return value
 
     def integers(self, key: str, low: int, high: int, *, default: int | None = None) -> int | tuple[int, ...]:
@@ -365,10 +367,12 @@ class GgufIndex(HeaderReader):
         if entry is None or not entry.is_array:
             return self.integer(key, low, high, default=default)
         if entry.kind not in _INTEGERS or entry.count > MAX_KEYS:
-            self.fail(f"{key!r} is {entry.count} of {entry.kind.name}, not integers a layer", entry.offset)
+            self.fail_value(
+                f"{key!r} is {entry.count} of {entry.kind.name}, not integers a layer", entry.offset
+            )
         values = tuple(int(value) for value in self.numbers(entry))
         if not all(low <= value <= high for value in values):
-            self.fail(f"{key!r} has an element outside {low} to {high}", entry.offset)
+            self.fail_value(f"{key!r} has an element outside {low} to {high}", entry.offset)
         return values
 
     def text(self, key: str, *, default: str | None = None) -> str:
@@ -388,7 +392,7 @@ class GgufIndex(HeaderReader):
         entry = self.entries.get(key)
         if entry is not None and (not entry.is_array or entry.kind not in kinds):
             held = f"an array of {entry.kind.name}" if entry.is_array else entry.kind.name
-            self.fail(
+            self.fail_value(
                 f"{key!r} is {held}, not an array of {' or '.join(k.name for k in kinds)}", entry.offset
             )
         return entry

@@ -1,10 +1,10 @@
 """What an address was when its server last said so, kept in the cache: a run whose bytes are here needs no
 network.
 
-One small file an address in the cache's `addresses`, named by the digest of the whole address: what a query
-says may tell two contents apart, and may be a secret. It is written by a rename and believed only when it is
-whole; one that is damaged counts as absent. It lives as long as the content that it speaks of. Must not know
-networks.
+One small file an address in the cache's `addresses`, named by the digest of the whole address but for a
+signature (`signatures`): what a query says may tell two contents apart, and may be a secret. It is written by
+a rename and believed only when it is whole; one that is damaged counts as absent. It lives as long as the
+content that it speaks of. Must not know networks.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 from swactor_core.whole_files import write_whole
 
 from swactor_loader_gguf.cache import cache_directory
+from swactor_loader_gguf.signatures import unsigned
 
 _FOLDER = "addresses"
 _LONGEST = 1 << 16
@@ -130,7 +131,8 @@ def forget_lost() -> None:
 
 
 def _file(url: str) -> Path:
-    return cache_directory() / _FOLDER / hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()
+    name = unsigned(url).encode("utf-8", "surrogateescape")
+    return cache_directory() / _FOLDER / hashlib.sha256(name).hexdigest()
 
 
 def _text(known: Known) -> str:

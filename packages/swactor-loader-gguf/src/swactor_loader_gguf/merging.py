@@ -53,7 +53,7 @@ class BpeMerger:
         assert vocabulary.pre is not None
         self._cuts = pre = vocabulary.pre
         if pre.needs_merges and PREFIX + "merges" not in index.entries:
-            index.fail("the vocabulary has no merges", 0)
+            index.fail_value("the vocabulary has no merges", 0)
         self._ids = {
             text: number
             for text, number in vocabulary.ids.items()

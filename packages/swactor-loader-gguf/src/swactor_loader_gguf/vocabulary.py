@@ -168,7 +168,7 @@ def read_vocabulary(index: GgufIndex, pre_name: str | None = None) -> Vocabulary
 
 def malformed(index: GgufIndex, name: str, what: str) -> NoReturn:
     """Raises ModelError for an array of the vocabulary."""
-    index.fail(f"{PREFIX}{name}: {what}", index.entries[PREFIX + name].offset)
+    index.fail_value(f"{PREFIX}{name}: {what}", index.entries[PREFIX + name].offset)
 
 
 def _kind(index: GgufIndex) -> VocabularyKind:

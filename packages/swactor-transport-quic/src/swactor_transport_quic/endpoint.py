@@ -324,9 +324,10 @@ class Endpoint:
         refused, self._refused = self._refused, set()
         self.drain()
         for link in self.links:
-            # Only on this machine is the report beyond doubt; elsewhere it only ends an attempt.
-            if link.address in refused and (link.state is LinkState.HANDSHAKE or self.is_local(link.address)):
-                link.refused()
+            for address in refused:
+                # Only on this machine is the report beyond doubt; elsewhere it only ends an attempt.
+                if link.state is LinkState.HANDSHAKE or self.is_local(address):
+                    link.refused(address)
 
     def _route(self, data: bytes, address: Address, now: float) -> Link | None:
         if len(data) < 1 + CONNECTION_ID_BYTES:

@@ -438,8 +438,10 @@ class Link:
         else:
             self.quic.close(error_code=CloseCode.DUPLICATE, reason_phrase="duplicate connection")
 
-    def refused(self) -> None:
-        """The kernel says that nothing listens at the peer's address."""
+    def refused(self, address: Address) -> None:
+        """The kernel says that nothing listens at `address`; what a peer has left is no news of it."""
+        if self.state is LinkState.CLOSED or not self.quic.path_refused(address):
+            return
         if self.state is LinkState.HANDSHAKE:
             self.lose("nothing listens there")
         else:

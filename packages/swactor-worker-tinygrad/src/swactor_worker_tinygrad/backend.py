@@ -5,7 +5,6 @@ Knows the order of those steps and which failure each becomes. Must not know rin
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import sys
@@ -18,7 +17,8 @@ from typing import Any
 
 from swactor_core.errors import ResourceError, SwactorError
 from swactor_core.faults import RoleFailure
-from swactor_core.free_memory import available_memory
+from swactor_core.free_memory import available_memory, rest_in_words
+from swactor_core.memory import F32_BYTES
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.specs import DTypeFamily, ObjectKind, ObjectSpec, align_up
 from swactor_core.spi.loader import TensorRef
@@ -96,8 +96,8 @@ class TinygradBackend:
         }
         if self.settings.device_kind == "CPU":
             facts["threads"] = self.settings.threads
-            with contextlib.suppress(OSError, ValueError):
-                facts["free_bytes"] = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            if (free := available_memory()) is not None:
+                facts["free_bytes"] = free
         return facts
 
     def configure(
@@ -189,6 +189,9 @@ class TinygradBackend:
             _opened(self.settings)
         if native and tensors.embedding is not None and tensors.embedding not in wanted:
             wanted.append(tensors.embedding)
+        chunk = min(config.prefill_chunk, config.max_context)
+        context = align_up(config.max_context, chunk) + chunk
+        self._check_room(parameters, wanted, context=context, layers=len(tensors.blocks))
         bound = weights.bind_all(
             files,
             wanted,
@@ -201,8 +204,6 @@ class TinygradBackend:
         if tensors.output_norm is not None and tensors.head is not None:
             bias = None if tensors.head_bias is None else bound[tensors.head_bias.name]
             ends = weights.Ends(bound[tensors.output_norm.name], bound[tensors.head.name], bias)
-        chunk = min(config.prefill_chunk, config.max_context)
-        context = align_up(config.max_context, chunk) + chunk
         factors = None
         if tensors.rope_factors is not None:
             ref = tensors.rope_factors
@@ -335,6 +336,17 @@ class TinygradBackend:
                     hint="leave the worker option search out, or set it to off",
                 )
         engine.search = KernelSearch(0)
+
+    def _check_room(
+        self, parameters: ModelParameters, wanted: list[TensorRef], *, context: int, layers: int
+    ) -> None:
+        """Raises RoleError for what the kernel would end this process for, before any weight is read."""
+        free = available_memory() if self.settings.device_kind == "CPU" else None
+        cache = F32_BYTES * layers * context * (parameters.key_width + parameters.value_width)
+        packed = sum(ref.nbytes for ref in wanted) if self.settings.weights == "packed" else 0
+        if free is not None and cache + packed > free:
+            held = f"a KV cache of {cache} bytes" + f" and packed weights of {packed}" * bool(packed)
+            raise _role_error(MemoryError(f"{held}, and {free} bytes are left {rest_in_words()}"))
 
     def _packs(self, wanted: list[TensorRef]) -> bool:
         """Whether quantised matrices are laid out anew: that is faster, but needs their size again in memory,

@@ -32,8 +32,7 @@ END_SECONDS = 10.0
 
 def keeps_graphs() -> bool:
     """Whether another process would find what this one keeps: not where the folder is only this one's."""
-    root = environment.cache_root()
-    return root is not None and Path(os.environ["CACHEDB"]).is_relative_to(root)
+    return any(Path(os.environ["CACHEDB"]).is_relative_to(root) for root in environment.cache_roots())
 
 
 def capture_apart(

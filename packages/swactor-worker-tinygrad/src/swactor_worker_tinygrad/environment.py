@@ -277,16 +277,27 @@ def cpu_key(compiler: str) -> str:
 
 DATA_BASE = "kernels.db"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_YOURS = "set XDG_CACHE_HOME to a folder of yours"
+_YOURS = "set SWACTOR_CACHE_DIR or XDG_CACHE_HOME to a folder of yours"
 NOT_KEPT = "compiled kernels cannot be kept between runs"
 
 
+def cache_roots() -> tuple[Path, ...]:
+    """Where folders of compiled kernels may be: SWACTOR_CACHE_DIR, where models are too, and the user's own
+    under XDG_CACHE_HOME or ~/.cache; none for a user without either."""
+    chosen = os.environ.get("SWACTOR_CACHE_DIR", "")
+    base = os.environ.get("XDG_CACHE_HOME", "")  # to be ignored when it is relative, says its specification
+    base = base if os.path.isabs(base) else os.path.expanduser("~/.cache")
+    roots = [Path(os.path.abspath(os.path.expanduser(chosen)))] if chosen else []
+    roots += [Path(base) / "swactor"] if os.path.isabs(base) else []
+    return tuple(dict.fromkeys(roots))
+
+
 def cache_root() -> Path | None:
-    """Where the folders of compiled kernels are: under XDG_CACHE_HOME or ~/.cache; None for a user without a
-    home."""
-    chosen = os.environ.get("XDG_CACHE_HOME", "")  # to be ignored when it is relative, says its specification
-    base = chosen if os.path.isabs(chosen) else os.path.expanduser("~/.cache")
-    return Path(base) / "swactor" if os.path.isabs(base) else None
+    """The first of `cache_roots` in which others could not exchange what is kept, as they could in a cache of
+    models that many share; the first, if there is no such; None for none."""
+    roots = cache_roots()
+    safe = (root for root in roots if _others_folder(root) is None)
+    return next(safe, roots[0] if roots else None)
 
 
 def kept_folder(compiler: str) -> Path | None:
@@ -312,11 +323,15 @@ def _of_tinygrad(root: Path) -> Path:
 
 
 def _others_folder(root: Path) -> Path | None:
-    """The one of the folders above that of compiled kernels that is neither this user's nor root's: its owner
-    can put another in the place of what is in it, at any time."""
+    """The one of the folders above that of compiled kernels in which others can put another in the place of
+    what is in it, at any time: neither this user's nor root's, or written by others and without a sticky bit.
+    This user's own group is no other."""
     for folder in (root, _of_tinygrad(root)):
         with contextlib.suppress(OSError):  # none is there yet
-            if folder.stat().st_uid not in (0, os.geteuid()):
+            state = folder.stat()
+            group = 0 if state.st_gid == os.getegid() else stat.S_IWGRP
+            written = state.st_mode & (stat.S_IWOTH | group) and not state.st_mode & stat.S_ISVTX
+            if state.st_uid not in (0, os.geteuid()) or written:
                 return folder
     return None
 
@@ -350,10 +365,10 @@ def keeping_remedy() -> str:
     """What lets compiled kernels be kept."""
     root = cache_root()
     if root is None:
-        return "set XDG_CACHE_HOME to a folder that can be written"
+        return "set SWACTOR_CACHE_DIR to a folder that can be written"
     if (others := _others_folder(root)) is not None:
-        return f"{others} belongs to another user: {_YOURS}"
-    return f"make {root} writable, with {ROOM >> 20} MiB free, or set XDG_CACHE_HOME to another folder"
+        return f"{others} belongs to another user, or others write into it: {_YOURS}"
+    return f"make {root} writable, with {ROOM >> 20} MiB free, or set SWACTOR_CACHE_DIR to another folder"
 
 
 def _selection(settings: WorkerSettings) -> str:

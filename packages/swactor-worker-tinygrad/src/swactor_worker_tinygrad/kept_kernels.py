@@ -16,7 +16,7 @@ from swactor_core.errors import ResourceError
 from swactor_core.open_files import files_below, open_elsewhere, taken_by
 from swactor_core.spi.storage import Stored, StoredKind
 
-from swactor_worker_tinygrad.environment import cache_root
+from swactor_worker_tinygrad.environment import cache_root, cache_roots
 from swactor_worker_tinygrad.passing_kernels import nobody_uses, passing_folders
 
 
@@ -48,8 +48,8 @@ class KeptKernels:
         return True
 
     def _folders(self) -> list[Path]:
-        root = cache_root()
-        return sorted(path for path in root.glob("tinygrad-*/*") if path.is_dir()) if root is not None else []
+        found = (path for root in cache_roots() for path in root.glob("tinygrad-*/*"))
+        return sorted(path for path in found if path.is_dir())
 
 
 def _in_use(folder: Path) -> bool:

@@ -61,6 +61,7 @@ def model_memory(
         shared=copies(table) if tensors.head == tensors.embedding else 0,
         scratch=scratch,
         process=_process(wanted, native=native),
+        in_file=wanted.device_kind == "CPU" and wanted.weights != "packed",
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file
+from swactor_core.free_memory import available_memory
 from swactor_core.hosting import local_names
 from swactor_core.ids import NodeId, RunId, node_hex, node_id_of
 from swactor_core.plan import EdgeEndpoint, GgufSource, RunPlan
@@ -29,7 +30,7 @@ from swactor_core.spi.provider import Kind, Provider, WorkerMemory
 from swactor_core.spi.worker import RoleError
 
 from swactor_cli.errors import ExitCode
-from swactor_cli.models import open_model
+from swactor_cli.models import check_memory_here, open_model
 from swactor_cli.output import Output
 from swactor_cli.sizes import bytes_text, parse_bytes
 from swactor_cli.worker_options import worker_settings
@@ -71,7 +72,7 @@ def plan(options: PlanOptions, output: Output) -> ExitCode:
     choice = choose_plugins(file.plugins if file is not None else PluginChoice(), options.plugins)
     plugins = load_plugins(blocked=choice.blocked)
     loader, worker = plugins.select(Kind.LOADER, choice.loader), plugins.select(Kind.WORKER, choice.worker)
-    name, model = open_model(loader.factory(), options.model, output)
+    name, model = open_model(loader.make(), options.model, output)
     try:
         check_prompt_length(model.facts, options.prompt_tokens)
         choices = RuntimeChoices(
@@ -92,6 +93,11 @@ def plan(options: PlanOptions, output: Output) -> ExitCode:
             orchestrator=NodeId(0),
             edge_ids=EdgeIdAllocator(),
         )
+        if file is None and options.memory is None:
+            check_memory_here(
+                made, model.facts, output,
+                prefill_chunk=options.prefill_chunk, worker=extra, free=available_memory(),
+            )  # fmt: skip
         record = _record(made, model, inventory, names, options, remote=not os.path.isabs(name))
     finally:
         model.close()

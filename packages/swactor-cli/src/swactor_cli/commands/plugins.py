@@ -43,7 +43,7 @@ def unusable(choice: PluginChoice, plugins: Plugins) -> list[PluginError]:
 
 
 def list_plugins(options: PluginOptions, output: Output) -> ExitCode:
-    """Exit 1 only when a plug-in that is chosen cannot be used."""
+    """Exit 2 only when a plug-in that is chosen cannot be used."""
     choice, plugins = chosen_plugins(options)
     records = [_record(record, choice) for record in plugins.records]
     if output.json_lines:
@@ -57,7 +57,7 @@ def list_plugins(options: PluginOptions, output: Output) -> ExitCode:
     errors = unusable(choice, plugins)
     for error in errors:
         output.error(error.message, error.hint)
-    return ExitCode.FAULTED if errors else ExitCode.COMPLETED
+    return ExitCode.USAGE if errors else ExitCode.COMPLETED
 
 
 def _record(record: PluginRecord, choice: PluginChoice) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 from swactor_core.checks import CheckStatus
 from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file, offline
 from swactor_core.errors import ResourceError, UsageError
+from swactor_core.free_memory import available_memory
 from swactor_core.hosting import (
     local_names,
     memory_of_workers,
@@ -32,7 +33,7 @@ from swactor_core.node.identity import key_in_use, load_or_create_seed
 from swactor_core.orchestrator.local_pool import NodesAhead
 from swactor_core.orchestrator.orchestrator import RunRequest, RunResult
 from swactor_core.orchestrator.session import ClusterSession, LocalSession
-from swactor_core.plan import GgufSource, SamplingPolicy, TokenOutputPolicy
+from swactor_core.plan import GgufSource, RunPlan, SamplingPolicy, TokenOutputPolicy
 from swactor_core.planner import EdgeIdAllocator, NodeCapacity, plan_run, positions_of
 from swactor_core.plugins import load_plugins
 from swactor_core.spi.loader import Model, Tokenizer
@@ -44,7 +45,7 @@ from swactor_cli.checks import check_udp
 from swactor_cli.errors import ExitCode
 from swactor_cli.interrupts import Interrupts
 from swactor_cli.keys import orchestrator_key_file
-from swactor_cli.models import has_tokenizer, open_model, tokenizer_of
+from swactor_cli.models import check_memory_here, has_tokenizer, open_model, tokenizer_of
 from swactor_cli.output import Output, OutputLost
 from swactor_cli.progress import Display
 from swactor_cli.prompts import check_prompt, check_text, prompt_ids_of
@@ -111,7 +112,7 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         refuse_separate_processes(plugins, choice)
     nodes = (2 if options.nodes is None else options.nodes) if file is None else len(file.cluster.nodes)
     names = local_names(nodes) if file is None else [node.name for node in file.cluster.nodes]
-    loader = plugins.select(Kind.LOADER, choice.loader).factory()
+    loader = plugins.select(Kind.LOADER, choice.loader).make()
     with ExitStack() as closing:
         able = cache(partial(refuse_this_machine, plugins, choice, worker) if file is None else lambda: None)
         path, model = open_model(loader, options.model, output, before_fetch=able)
@@ -122,7 +123,7 @@ def run(options: RunOptions, output: Output) -> ExitCode:
                 "--pre and --prompt-ids exclude each other", hint="ids are not tokenized: leave --pre out"
             )
         runner = closing.enter_context(asyncio.Runner(loop_factory=EventLoop))
-        ahead = NodesAhead()
+        ahead, free = NodesAhead(), available_memory()
         if file is None and not nodes_in_process(plugins, choice):
             if uses_udp(plugins, choice) and (udp := check_udp()).status is CheckStatus.FAIL:
                 raise ResourceError(udp.detail, hint=udp.remedy)  # its nodes would wait for one another
@@ -142,11 +143,15 @@ def run(options: RunOptions, output: Output) -> ExitCode:
             plugins, choice, whole, positions=positions, prefill_chunk=request.prefill_chunk
         )
         mine = say({"worker": plugins.select(Kind.WORKER, choice.worker).name, "settings": worker})
-        _check_plan(
+        plan = _check_plan(
             request,
             [NodeCapacity(NodeId(i + 1), memory, mine, name) for i, name in enumerate(names)],
             output,
         )
+        if file is None and memory is None:
+            check_memory_here(
+                plan, request.facts, output, prefill_chunk=request.prefill_chunk, worker=mine, free=free
+            )
         request = replace(request, worker_memory=say)
         refuse_unfit_model(plugins, choice, whole, positions=positions)
         if file is None and offline() and model.to_fetch(0, model.facts.num_layers):
@@ -225,7 +230,7 @@ def _uri(name: str, given: str, *, local: bool) -> str:
     return uri
 
 
-def _check_plan(request: RunRequest, inventory: list[NodeCapacity], output: Output) -> None:
+def _check_plan(request: RunRequest, inventory: list[NodeCapacity], output: Output) -> RunPlan:
     """Raises UsageError, before any process starts, for what no plan can be made of. What the nodes of a
     cluster declare of their memory and their workers is known only when they are there."""
     plan = plan_run(
@@ -242,6 +247,7 @@ def _check_plan(request: RunRequest, inventory: list[NodeCapacity], output: Outp
             f"the model's context of {request.facts.context_length} tokens has room for {plan.max_tokens} "
             f"of the {request.max_tokens} tokens asked for"
         )
+    return plan
 
 
 async def _drive(

@@ -49,7 +49,7 @@ def tune(options: TuneOptions, output: Output) -> ExitCode:
     settings = worker_settings(options.device, options.worker_options)
     refuse_wrong_settings(plugins, choice, settings)
     name, model = open_model(
-        plugins.select(Kind.LOADER, choice.loader).factory(),
+        plugins.select(Kind.LOADER, choice.loader).make(),
         options.model,
         output,
         before_fetch=lambda: refuse_this_machine(plugins, choice, settings),
@@ -71,7 +71,7 @@ def tune(options: TuneOptions, output: Output) -> ExitCode:
         )
         whole = model.manifest(0, model.facts.num_layers)
         refuse_unfit_model(plugins, choice, whole, positions=made.model.max_seq_len)
-        backend = plugins.select(Kind.WORKER, choice.worker).factory(settings=settings)
+        backend = plugins.select(Kind.WORKER, choice.worker).make(settings=settings)
         try:
             for stage in made.stages:
                 layers = stage.layer_start, stage.layer_end_exclusive

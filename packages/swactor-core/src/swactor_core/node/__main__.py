@@ -19,6 +19,7 @@ import sys
 from swactor_core.codec import CodecError
 from swactor_core.config import NodeSettings, validated
 from swactor_core.errors import SwactorError
+from swactor_core.faults import Fault
 from swactor_core.node.control import CONTROL
 from swactor_core.node.node import Node
 from swactor_core.node.process import NODE_GOES, die_with_parent, first_to_go, ignore_terminal_interrupt
@@ -55,12 +56,18 @@ def main() -> int:
         return 1
     if fault is not None:
         report(fault.line())
-        with contextlib.suppress(OSError):  # nobody listens any more
-            for message in built[0].last_words(fault):
-                with contextlib.suppress(CodecError):  # too long: the fault itself is not
-                    os.write(sys.stdout.fileno(), CONTROL.encode(message) + b"\n")
+        # Of a node that began anew (`serve`), the one that ended now is the last.
+        say_last_words(built[-1], fault, sys.stdout.fileno())
         return 1
     return 0
+
+
+def say_last_words(node: Node, fault: Fault, descriptor: int) -> None:
+    """Messages of the control border, one a line, as far as anybody listens."""
+    with contextlib.suppress(OSError):
+        for message in node.last_words(fault):
+            with contextlib.suppress(CodecError):  # too long: the fault itself is not
+                os.write(descriptor, CONTROL.encode(message) + b"\n")
 
 
 def _read_line(descriptor: int) -> bytes:

@@ -80,11 +80,11 @@ class Node:
         """Whom the others hold in this life's place."""
         self._seed = bytes.fromhex(settings.key)
         transports = plugins.select(Kind.TRANSPORT, choice.transport)
-        self._transports, self._crosses = transports.factory(), transports.crosses_processes
-        self._memberships = plugins.select(Kind.MEMBERSHIP, choice.membership).factory()
-        arena = plugins.select(Kind.ARENA, choice.arena).factory()
+        self._transports, self._crosses = transports.make(), transports.crosses_processes
+        self._memberships = plugins.select(Kind.MEMBERSHIP, choice.membership).make()
+        arena = plugins.select(Kind.ARENA, choice.arena).make()
         worker = plugins.select(Kind.WORKER, choice.worker)
-        loader = plugins.select(Kind.LOADER, choice.loader).factory()
+        loader = plugins.select(Kind.LOADER, choice.loader).make()
         self.public_key: bytes = self._transports.public_key(self._seed)
         self.node_id: NodeId = node_id_of(self.public_key)
         self._plugins = plugins
@@ -122,7 +122,7 @@ class Node:
         self._worker: InProcessWorker | WorkerProcess
         if worker_in_process(plugins, choice):
             self._worker = InProcessWorker(
-                self.system, arena=arena, descriptor=self._arena_fd, backend=worker.factory
+                self.system, arena=arena, descriptor=self._arena_fd, backend=worker.make
             )
         else:
             self._worker = WorkerProcess(

@@ -8,6 +8,7 @@ machine: it performs GpuWorkerCtl's effects and tells it what happened.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -148,14 +149,16 @@ class WorkerProcess:
         stderr = asyncio.ensure_future(_read_talk(process.stderr, talk))
         try:
             events.ended.add_done_callback(lambda _: self._after_events(generation, process))
-            await exited(process)
+            with contextlib.suppress(TimeoutError):  # it has ended, only how is not known
+                await exited(process)
             # A grandchild may hold the pipes open; what the worker itself wrote is there at once.
             await asyncio.wait((events.ended, stderr), timeout=DRAIN_BOUND)
         finally:
             stderr.cancel()
             events.close()
             if process.returncode is None:
-                process.kill()
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
             close_pipes(process)
             if self._process is process:
                 self._process = None
@@ -165,7 +168,9 @@ class WorkerProcess:
         self, generation: WorkerGeneration, process: asyncio.subprocess.Process, *, last_words: str
     ) -> None:
         lost, cause = self._lost_page() if process.returncode == -signal.SIGBUS else ("", "")
-        detail = f"the worker process {process.pid} {exit_text(process.returncode)}"
+        code = process.returncode
+        detail = f"the worker process {process.pid} "
+        detail += "ended, and nobody was told how" if code is None else exit_text(code)
         detail += f": {lost}" if lost else ""
         detail += f"; it said: {last_words}" if last_words else ""
         self._notify(generation, ProcessNotificationKind.EXITED, process.pid, detail, cause=cause)

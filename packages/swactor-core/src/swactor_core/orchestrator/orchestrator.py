@@ -87,9 +87,9 @@ class Orchestrator:
         self._transport_settings = transport_settings or {}
         self.epoch = fresh_epoch()
         transports = plugins.select(Kind.TRANSPORT, choice.transport)
-        self._transports, self._crosses = transports.factory(), transports.crosses_processes
-        self._memberships = plugins.select(Kind.MEMBERSHIP, choice.membership).factory()
-        arena = plugins.select(Kind.ARENA, choice.arena).factory()
+        self._transports, self._crosses = transports.make(), transports.crosses_processes
+        self._memberships = plugins.select(Kind.MEMBERSHIP, choice.membership).make()
+        arena = plugins.select(Kind.ARENA, choice.arena).make()
         self.public_key: bytes = self._transports.public_key(seed)
         self.node_id: NodeId = node_id_of(self.public_key)
         self._peers = PeerBook(cluster, {bytes.fromhex(key) for key in cluster.orchestrators})

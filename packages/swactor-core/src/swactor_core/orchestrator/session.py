@@ -115,7 +115,7 @@ class LocalSession(_Session):
 
     async def __aenter__(self) -> Self:
         seed = secrets.token_bytes(32)
-        public_key_of = self._plugins.select(Kind.TRANSPORT, self._choice.transport).factory().public_key
+        public_key_of = self._plugins.select(Kind.TRANSPORT, self._choice.transport).make().public_key
         cluster = new_cluster(public_key_of(seed))
         self.orchestrator = Orchestrator(
             self._plugins,
@@ -211,7 +211,7 @@ class ClusterSession(_Session):
             )
         self._candidates = tuple(node_id_of(bytes.fromhex(node.public_key)) for node in chosen)
         self._pool = PoolBounds(convergence_window=1.0, deadline=pool_deadline, wait_for_lost=True)
-        key: bytes = plugins.select(Kind.TRANSPORT, choice.transport).factory().public_key(seed)
+        key: bytes = plugins.select(Kind.TRANSPORT, choice.transport).make().public_key(seed)
         if key.hex() not in file.cluster.orchestrators:
             raise UsageError(
                 f"this machine's key {key.hex()} is not an authorised orchestrator of the cluster",

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
+from swactor_core.errors import PluginError, SwactorError, remedy_of_lack
+
 if TYPE_CHECKING:
     from swactor_core.spi.loader import ModelCache, StageManifest
     from swactor_core.spi.storage import Storage
@@ -30,7 +32,8 @@ class WorkerMemory:
     Copies of weights: `layers` has those that come with each layer of the whole model, `embedding` those of
     the first stage, `head` those of the last, and a stage that is both has `shared` less. `scratch` is any
     stage's; `process` what the process takes by itself, at its largest, 0 where the device's memory is
-    another.
+    another. `in_file` says that weights may stay pages of the model's file, which the kernel drops when
+    memory is short and reads again: a stage that is larger than the memory is slow then, and lives.
     """
 
     layers: tuple[int, ...]
@@ -39,6 +42,7 @@ class WorkerMemory:
     shared: int = 0
     scratch: int = 0
     process: int = 0
+    in_file: bool = False
 
 
 class WorkerMemoryOf(Protocol):
@@ -88,3 +92,20 @@ class Provider:
     def crosses_processes(self) -> bool:
         """Whether parts in different processes can meet over it; True where nothing is said."""
         return bool(self.capabilities.get("crosses_processes", True))
+
+    def make(self, **arguments: Any) -> Any:
+        """The part, by `factory`. Raises PluginError for what only a broken plug-in's factory raises, most of
+        all when something that it imports is not installed; its own SwactorErrors pass, and what the machine
+        lacks."""
+        try:
+            return self.factory(**arguments)
+        except SwactorError:
+            raise
+        except Exception as error:  # a plug-in may raise anything
+            if remedy_of_lack(error):
+                raise
+            raise PluginError(
+                f"the {self.kind} plug-in {self.name!r} cannot be used: {type(error).__name__}: {error}",
+                hint="install what it lacks, or its package anew: `swactor-cli plugins` names it; or choose "
+                f"another with --{self.kind}",
+            ) from error

@@ -109,12 +109,12 @@ class _Process:
         return self._plugins
 
     def _arena(self) -> ArenaPlugin:
-        arena: ArenaPlugin = self._loaded().select(Kind.ARENA, self._options.arena).factory()
+        arena: ArenaPlugin = self._loaded().select(Kind.ARENA, self._options.arena).make()
         return arena
 
     def _backend(self, settings: dict[str, Any]) -> WorkerBackend:
         provider = self._loaded().select(Kind.WORKER, self._options.worker)
-        backend: WorkerBackend = provider.factory(settings=settings)
+        backend: WorkerBackend = provider.make(settings=settings)
         return backend
 
 

@@ -24,7 +24,7 @@ class DeviceContract(Contract[WorkerFactory, WorkerCapabilities]):
 
     @pytest.fixture
     def backend(self, plugin: WorkerFactory) -> Iterator[WorkerBackend]:
-        made = plugin(dict(self.capabilities.settings))
+        made = plugin(settings=dict(self.capabilities.settings))
         yield made
         made.close()
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 from swactor_core.messages import (
     ObjectLoaded,
@@ -44,7 +44,13 @@ from swactor_testing.worker_kit import (
     token_spec,
 )
 
-WorkerFactory = Callable[[Mapping[str, object]], WorkerBackend]
+
+class WorkerFactory(Protocol):
+    """A provider's factory, called as the runtime calls it: by the argument's name."""
+
+    def __call__(self, *, settings: Mapping[str, object]) -> WorkerBackend: ...
+
+
 PREFILL_CHUNK = 8
 
 
@@ -171,7 +177,7 @@ class HarnessedStage:
         self.backends: list[WorkerBackend] = []
 
         def backend(settings: dict[str, Any]) -> WorkerBackend:
-            self.backends.append(factory(settings))
+            self.backends.append(factory(settings=settings))
             return self.backends[-1]
 
         self.config = stage_of(capabilities, 0, capabilities.num_layers)

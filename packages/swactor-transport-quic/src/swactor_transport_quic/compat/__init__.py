@@ -1,7 +1,7 @@
 """The one place that touches aioquic's private names; checked at import, so that a drift is named at once.
 
 `connection` has the overrides that the rest of the package uses, `arriving` and `packets` the short way of
-1-RTT packets, `names` the table of private names.
+1-RTT packets, `moving` what happens when a peer's address changes, `names` the table of private names.
 """
 
 import logging

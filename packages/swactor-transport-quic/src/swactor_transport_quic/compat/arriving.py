@@ -13,7 +13,6 @@ from typing import Any
 
 from aioquic import tls
 from aioquic.quic.connection import (
-    QuicConnection,
     QuicConnectionError,
     QuicConnectionState,
     QuicReceiveContext,
@@ -24,6 +23,8 @@ from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import MAX_ACK_RANGES, QuicPacketSpace
 from aioquic.quic.stream import FinalSizeError, QuicStream
 from cryptography.exceptions import InvalidTag
+
+from swactor_transport_quic.compat.moving import MovingPeer
 
 Address = Any
 
@@ -61,7 +62,7 @@ def decode_varint(data: bytes, at: int) -> tuple[int, int]:
     return int.from_bytes(data[at:end], "big") & (0x3FFFFFFF if first < 0xC0 else 0x3FFFFFFFFFFFFFFF), end
 
 
-class ArrivingPackets(QuicConnection):
+class ArrivingPackets(MovingPeer):
     """`general` set means that the next flush goes through aioquic: something of another kind may be due.
 
     `wanting` are the streams that may have data or credit to send, so that a flush does not look at others.
@@ -104,7 +105,12 @@ class ArrivingPackets(QuicConnection):
         path = self._network_paths[0]
         pair, space = self._keys()
         crypto = pair.recv
-        if path.addr != addr or not path.is_validated or crypto.aead is None or crypto.hp._is_chacha20:
+        elsewhere = None
+        if path.addr != addr:
+            elsewhere = self.elsewhere
+            if elsewhere is None or elsewhere.addr != addr:
+                return False
+        if not path.is_validated or crypto.aead is None or crypto.hp._is_chacha20:
             return False
         mask = crypto.hp._encryptor.update(data[_SAMPLE_FROM:_SHORTEST])
         first = data[0] ^ (mask[0] & 0x1F)
@@ -135,6 +141,9 @@ class ArrivingPackets(QuicConnection):
         if number > space.largest_received_packet:
             space.largest_received_packet = number
             space.largest_received_time = now
+            if elsewhere is not None:
+                elsewhere.bytes_received += len(data)
+                self.heard_elsewhere(elsewhere, now)
         space.ack_queue.add(number)
         space.received_packets.add(number)
         if len(space.ack_queue) > MAX_ACK_RANGES:

@@ -20,9 +20,11 @@ from aioquic.quic.stream import QuicStream
 from swactor_core.errors import PluginError
 
 CONNECTION_NAMES = (
+    "_abandon_path_validation",
     "_ack_eliciting_sent_since_receipt",
     "_close_at",
     "_close_pending",
+    "_configuration",
     "_crypto_streams",
     "_cryptos",
     "_datagrams_pending",
@@ -47,6 +49,7 @@ CONNECTION_NAMES = (
     "_remote_preferred_address",
     "_retire_connection_ids",
     "_stream_can_send",
+    "_use_reserved_peer_cid",
     "_streams_blocked_pending",
     "_write_stream_frame",
     "_initialize",
@@ -118,6 +121,7 @@ LOSS_NAMES = (
     "_rtt_min",
     "_rtt_smoothed",
     "_rtt_variance",
+    "get_probe_timeout",
     "max_ack_delay",
     "on_ack_received",
     "on_packet_sent",
@@ -127,6 +131,7 @@ MODULE_NAMES = (
     "MAX_STREAM_DATA_FRAME_CAPACITY",
     "QuicConnectionError",
     "QuicConnectionState",
+    "QuicNetworkPath",
     "QuicReceiveContext",
 )
 
@@ -136,7 +141,16 @@ PAIR_NAMES = ("recv", "send", "_update_key_requested")
 AEAD_NAMES = ("_aead", "_iv")
 PROTECTION_NAMES = ("_encryptor", "_is_chacha20")
 PACER_NAMES = ("_max_datagram_size", "next_send_time", "update_after_send", "update_rate")
-PATH_NAMES = ("addr", "bytes_sent", "is_validated", "remote_challenges")
+PATH_NAMES = (
+    "addr",
+    "bytes_received",
+    "bytes_sent",
+    "is_validated",
+    "local_challenge_sent",
+    "peer_cid",
+    "remote_challenges",
+    "validation_deadline",
+)
 BUILDER_NAMES = ("_packet",)
 
 
