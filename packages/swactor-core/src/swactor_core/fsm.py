@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from swactor_core.errors import SwactorError
 from swactor_core.events import EventName
 from swactor_core.messages import Address, TimerFired
+from swactor_core.values import value
 
 StateT = TypeVar("StateT", bound=StrEnum)
 
@@ -25,13 +26,13 @@ class Action:
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Send(Action):
     to: Address
     message: object
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SetTimer(Action):
     """Replaces a timer of the same name; `at` in the driver's monotonic seconds."""
 
@@ -45,7 +46,7 @@ class CancelTimer(Action):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Emit(Action):
     """A lifecycle event with the identities the machine knows; the bus adds node, time and number."""
 
