@@ -40,6 +40,8 @@ _PROBLEMS = {
     lib.SWACTOR_RING_E_COUNT: (_STATE, "the count is negative or beyond the span last given"),
 }
 _SPANS_WATCHED = 64
+_EMPTY = memoryview(bytearray())
+"""The span of nothing, which has nothing to be watched for."""
 
 _readable = lib.swactor_ring_readable
 _writable = lib.swactor_ring_writable
@@ -116,6 +118,8 @@ class NativeRing:
         length = _readable(self._handle)
         if length < 0:
             refuse(length, self._layout, "readable_span")
+        if not length:
+            return _EMPTY
         offset = self._handle.read_offset
         return self._watched(self._data[offset : offset + length])
 
@@ -123,6 +127,8 @@ class NativeRing:
         length = _writable(self._handle)
         if length < 0:
             refuse(length, self._layout, "writable_span")
+        if not length:
+            return _EMPTY
         offset = self._handle.write_offset
         return self._watched(self._data[offset : offset + length])
 
