@@ -39,6 +39,7 @@ _PROBLEMS = {
     lib.SWACTOR_RING_E_STATE: (_STATE, "the state is invalid or forbids this call"),
     lib.SWACTOR_RING_E_COUNT: (_STATE, "the count is negative or beyond the span last given"),
 }
+_STATES = {int(state): state for state in RingState}
 _SPANS_WATCHED = 64
 _EMPTY = memoryview(bytearray())
 """The span of nothing, which has nothing to be watched for."""
@@ -159,7 +160,7 @@ class NativeRing:
         state = lib.swactor_ring_get_state(self._handle)
         if state < 0:
             refuse(state, self._layout, "state")
-        return RingState(state)
+        return _STATES[state]
 
     def set_state(self, state: RingState) -> None:
         """FAULTED is final: a later CLOSED changes nothing. OPEN is only ever set by `create_ring`."""
