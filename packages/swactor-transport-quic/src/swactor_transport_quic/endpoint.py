@@ -265,13 +265,12 @@ class Endpoint:
     # What arrives
 
     def _on_readable(self) -> None:
-        self._read_batch(lone=self._receiver.joined)
+        self._read_batch()
 
-    def _read_batch(self, *, lone: bool = False) -> bool:
+    def _read_batch(self) -> bool:
         """Feeds one batch and pumps the links it touched; whether there may be more.
 
-        A datagram that comes alone is handed on before the socket is asked whether there is another; with
-        `lone` the loop is asked instead: more at once would have come joined, and mostly there is no other.
+        A datagram that comes alone is handed on before the socket is asked whether there is another.
         """
         udp = self._socket
         assert udp is not None
@@ -296,8 +295,6 @@ class Endpoint:
             count += len(datagrams)
             if self._socket is None:
                 return False  # what was handed on has closed the transport
-            if lone and count == 1:
-                return True
         if not count:
             self._read_errors()  # woken without a datagram: the error queue has something
         elif count > 1:
