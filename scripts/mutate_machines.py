@@ -90,7 +90,7 @@ def living(mutant: Mutant) -> Iterator[None]:
     table, index = machine.TABLE, machine._INDEX
     rows = (mutant.instead if row is mutant.row else row for row in table)
     machine.TABLE = tuple(row for row in rows if row is not None)
-    machine._INDEX = {(row.source, row.event): row for row in machine.TABLE}
+    machine._INDEX = machine._index()
     try:
         yield
     finally:

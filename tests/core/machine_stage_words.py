@@ -129,8 +129,8 @@ def execute(sequence: int, *, rows: int, position: int, extent: int) -> tuple[Ac
     return (
         Emit(EventName.OBJECT_LOADED, identity),
         Emit(EventName.EXECUTE_STEP_STARTED, {"sequence": sequence, "step_id": sequence + 1}),
-        Send(TX, ProduceObject(OUT)),
         Send(WORKER, step),
+        Send(TX, ProduceObject(OUT)),
     )
 
 

@@ -538,7 +538,7 @@ async def test_a_machine_s_timer_comes_back_to_it(system: ActorSystem) -> None:
     assert (stage.machine.state, stage.machine.late_timers) == (L.DARK, 0)
 
 
-async def test_a_send_may_be_taken_by_the_route(system: ActorSystem) -> None:
+async def test_a_send_for_nobody_here_may_be_taken_by_the_route(system: ActorSystem) -> None:
     routed: list[Send] = []
 
     def route(action: Send) -> bool:
@@ -549,8 +549,13 @@ async def test_a_send_may_be_taken_by_the_route(system: ActorSystem) -> None:
     system.tell(A, Press())
     await settled(system)
     await settled(system, B)
+    assert (routed, stage.neighbour.received) == ([], ["on"])
+    system.stop(B)
+    system.tell(A, Press())
+    system.tell(A, Press())
+    await settled(system)
     assert routed == [Send(B, "on")]
-    assert stage.neighbour.received == []
+    assert not system.dead_letters
 
 
 async def test_a_wrong_call_is_supervised_and_changes_nothing(

@@ -110,7 +110,7 @@ def test_the_last_stage_answers_a_prefill_of_many_rows_with_one_token() -> None:
     machine.step(provision(EdgeKind.TOKEN_OUT), 0.0)
     for event, _ in READY[1:]:
         machine.step(event, 0.0)
-    *_, execute_step = machine.step(loaded(0, rows=3), 0.0)
+    *_, execute_step, _ = machine.step(loaded(0, rows=3), 0.0)
     assert isinstance(execute_step, Send)
     assert isinstance(execute_step.message, ExecuteStep)
     assert execute_step.message.outputs[0].extent == 4

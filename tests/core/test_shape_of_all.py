@@ -63,7 +63,7 @@ def vocabulary() -> tuple[object, ...]:
         for module in modules
         for value in vars(module).values()
         if isinstance(value, type) and is_dataclass(value) and value.__module__.startswith(WHERE)
-        if value.__dataclass_params__.frozen
+        if value.__hash__  # frozen, or a `value`: what a ledger keeps can change and has none
     }
     plain: list[object] = []
     for kind in kinds:

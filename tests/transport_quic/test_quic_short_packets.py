@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from aioquic.quic.connection import QuicConnection
 from swactor_transport_quic.admission import Admitted
 from swactor_transport_quic.compat.arriving import ArrivingPackets, decode_varint
 from swactor_transport_quic.compat.packets import encode_varint
@@ -74,6 +75,10 @@ class Pair:
             number = self.number = self.number + 1
         self.right.receive_datagram(self.left._seal(payload, number), CLIENT, self.now)
         self.right.settle()
+        assert (self.right.get_timer(), self.right._loss_at) == self.timers_of_aioquic()
+
+    def timers_of_aioquic(self) -> tuple[float | None, float | None]:
+        return QuicConnection.get_timer(self.right), self.right._loss_at
 
     def state(self) -> tuple[object, ...]:
         """What the receiving side has become."""

@@ -39,7 +39,10 @@ _PROBLEMS = {
     lib.SWACTOR_RING_E_STATE: (_STATE, "the state is invalid or forbids this call"),
     lib.SWACTOR_RING_E_COUNT: (_STATE, "the count is negative or beyond the span last given"),
 }
+_STATES = {int(state): state for state in RingState}
 _SPANS_WATCHED = 64
+_EMPTY = memoryview(bytearray())
+"""The span of nothing, which has nothing to be watched for."""
 
 _readable = lib.swactor_ring_readable
 _writable = lib.swactor_ring_writable
@@ -116,6 +119,8 @@ class NativeRing:
         length = _readable(self._handle)
         if length < 0:
             refuse(length, self._layout, "readable_span")
+        if not length:
+            return _EMPTY
         offset = self._handle.read_offset
         return self._watched(self._data[offset : offset + length])
 
@@ -123,6 +128,8 @@ class NativeRing:
         length = _writable(self._handle)
         if length < 0:
             refuse(length, self._layout, "writable_span")
+        if not length:
+            return _EMPTY
         offset = self._handle.write_offset
         return self._watched(self._data[offset : offset + length])
 
@@ -153,7 +160,7 @@ class NativeRing:
         state = lib.swactor_ring_get_state(self._handle)
         if state < 0:
             refuse(state, self._layout, "state")
-        return RingState(state)
+        return _STATES[state]
 
     def set_state(self, state: RingState) -> None:
         """FAULTED is final: a later CLOSED changes nothing. OPEN is only ever set by `create_ring`."""

@@ -28,21 +28,23 @@ class MessageCodec:
 
     def __init__(self, types: Iterable[type[Any]]) -> None:
         self._forms = {t.__name__: Form(t, closed=True) for t in types}
-        self._by_name = {name.encode(): form for name, form in self._forms.items()}
+        heads = {name: _TYPE_FIRST + name.encode() + b'"' for name in self._forms}
+        self._written = {name: (heads[name], form) for name, form in self._forms.items()}
+        self._read = {heads[name]: form for name, form in self._forms.items()}
 
     def encode(self, message: object) -> bytes:
         """One JSON object without a line break. Raises CodecError for a type of another border, for text
         that no JSON holds: lone surrogates, such as file names that are not UTF-8; and for what the other
         side would not take, more than MAX_LINE bytes."""
         name = type(message).__name__
-        form = self._forms.get(name)
-        if form is None:
+        written = self._written.get(name)
+        if written is None:
             raise CodecError(f"{name} does not cross this border")
+        head, form = written
         try:
             body = form.serializer.to_json(message)
         except ValueError as error:  # pydantic's PydanticSerializationError is one
             raise CodecError(f"{name} cannot be written: {error}") from error
-        head = b'{"type":"' + name.encode() + b'"'
         line: bytes = head + (b"}" if body == b"{}" else b"," + body[1:])
         if len(line) > MAX_LINE:
             raise CodecError(f"{name} of {len(line)} bytes, at most {MAX_LINE}")
@@ -52,14 +54,13 @@ class MessageCodec:
         """The message of one JSON object. Raises CodecError."""
         if len(data) > MAX_LINE:
             raise CodecError(f"message of {len(data)} bytes, at most {MAX_LINE}")
-        if data.startswith(_TYPE_FIRST):  # as `encode` writes it: validated while it is parsed
-            name_end = data.find(b'"', len(_TYPE_FIRST))
-            written = self._by_name.get(data[len(_TYPE_FIRST) : name_end])
-            if written is not None and data.startswith(b',"', name_end + 1):
-                try:
-                    return written.validator.validate_json(b"{" + data[name_end + 2 :])
-                except ValidationError:
-                    pass  # said below, in the words of the whole line
+        head, _, fields = data.partition(b",")
+        form = self._read.get(head)
+        if form is not None and fields[:1] == b'"':  # as `encode` writes it: validated while it is parsed
+            try:
+                return form.validator.validate_json(b"{" + fields)
+            except ValidationError:
+                pass  # said below, in the words of the whole line
         return self._decode_any(data)
 
     def _decode_any(self, data: bytes) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from swactor_core.errors import SwactorError
 from swactor_core.events import EventName
 from swactor_core.messages import Address, TimerFired
+from swactor_core.values import value
 
 StateT = TypeVar("StateT", bound=StrEnum)
 
@@ -25,13 +26,13 @@ class Action:
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Send(Action):
     to: Address
     message: object
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SetTimer(Action):
     """Replaces a timer of the same name; `at` in the driver's monotonic seconds."""
 
@@ -45,7 +46,7 @@ class CancelTimer(Action):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Emit(Action):
     """A lifecycle event with the identities the machine knows; the bus adds node, time and number."""
 
@@ -81,6 +82,10 @@ class InvalidTransition(SwactorError):
 
 
 Outcome = tuple[StateT, tuple[Action, ...]]
+Handler = Callable[[Any, Any, float], Any]
+"""A handler as its class has it, unbound."""
+Index = dict[tuple[StrEnum, type[Any]], tuple[Handler | None, tuple[StrEnum, ...]]]
+"""The table as a step looks it up: handler and targets by source and event."""
 TransitionObserver = Callable[[str, StrEnum, type[Any], StrEnum], None]
 
 
@@ -90,19 +95,23 @@ class Machine(Generic[StateT]):
     NAME: ClassVar[str]
     INITIAL: ClassVar[StrEnum]
     TABLE: ClassVar[tuple[Row, ...]]
-    _INDEX: ClassVar[dict[tuple[StrEnum, type[Any]], Row]]
+    _INDEX: ClassVar[Index]
     observers: ClassVar[list[TransitionObserver]] = []
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        index: dict[tuple[StrEnum, type[Any]], Row] = {}
+        cls._INDEX = cls._index()
+
+    @classmethod
+    def _index(cls) -> Index:
+        index: Index = {}
         for row in cls.TABLE:
             key = (row.source, row.event)
             assert key not in index, f"{cls.NAME}: two rows for {row.source} on {row.event.__name__}"
             assert row.handler is None or hasattr(cls, row.handler), f"{cls.NAME}: no handler {row.handler}"
             assert row.handler or len(row.targets) == 1, f"{cls.NAME}: no handler, several targets"
-            index[key] = row
-        cls._INDEX = index
+            index[key] = (getattr(cls, row.handler) if row.handler else None), row.targets
+        return index
 
     def __init__(self) -> None:
         self.state: StateT = self.INITIAL  # type: ignore[assignment] # ClassVar cannot name the class's StateT
@@ -115,23 +124,27 @@ class Machine(Generic[StateT]):
 
     def step(self, event: object, now: float) -> tuple[Action, ...]:
         """Takes one event. Raises InvalidTransition, having changed nothing."""
-        if isinstance(event, TimerFired) and self._timers.get(event.name) != event.generation:
+        kind = type(event)
+        timer = event if isinstance(event, TimerFired) else None
+        if timer is not None and self._timers.get(timer.name) != timer.generation:
             self.late_timers += 1
             return ()
-        row = self._INDEX.get((self.state, type(event)))
-        if row is None:
-            raise InvalidTransition(self.NAME, self.state, event)
         source = self.state
-        if isinstance(event, TimerFired):
-            del self._timers[event.name]
-        if row.handler is None:
-            target, actions = row.targets[0], ()
+        entry = self._INDEX.get((source, kind))
+        if entry is None:
+            raise InvalidTransition(self.NAME, source, event)
+        handler, targets = entry
+        if timer is not None:
+            del self._timers[timer.name]
+        if handler is None:
+            target, actions = targets[0], ()
         else:
-            target, actions = getattr(self, row.handler)(event, now)
-            assert target in row.targets, f"{self.NAME}: {row.handler} went to {target}, not in its row"
+            target, actions = handler(self, event, now)
+            assert target in targets, f"{self.NAME}: {handler.__name__} went to {target}, not in its row"
         self.state = target  # type: ignore[assignment] # rows hold this machine's own states
-        for observer in self.observers:
-            observer(self.NAME, source, type(event), target)
+        if self.observers:
+            for observer in self.observers:
+                observer(self.NAME, source, kind, target)
         return actions
 
     def invalid(self, event: object) -> InvalidTransition:

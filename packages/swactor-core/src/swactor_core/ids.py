@@ -6,9 +6,10 @@ node lives; a DeviceObjectHandle is valid only in the worker generation that mad
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NewType
+
+from swactor_core.values import value
 
 RunId = NewType("RunId", int)
 NodeId = NewType("NodeId", int)
@@ -31,7 +32,7 @@ INPUT_PORT = PortId(0)
 OUTPUT_PORT = PortId(1)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DeviceObjectHandle:
     """Opaque to the node process (spec section 6): a worker's device object in one generation."""
 

@@ -7,11 +7,11 @@ and never allocates more than they hold.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 
 from swactor_core.faults import ObjectFailure
 from swactor_core.ids import EdgeId, ObjectId, Sequence
 from swactor_core.specs import OBJECT_HEADER_BYTES, ObjectSpec
+from swactor_core.values import value
 
 OBJECT_MAGIC = 0x424F5753  # "SWOB" in file order
 OBJECT_VERSION = 1
@@ -25,7 +25,7 @@ _FRAME = struct.Struct("<I")
 FRAME_HEADER_BYTES = _FRAME.size
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ObjectHeader:
     """Runtime facts of one object record (spec section 17)."""
 

@@ -178,13 +178,20 @@ class Link:
             self.quic.close(error_code=CloseCode.VIOLATION, reason_phrase="malformed")
 
     def pump(self, now: float) -> None:
-        """After a batch of datagrams: what came is handed on at once; all else is for the next turn.
+        """After a batch of datagrams: what came is handed on at once; all else, where there is any, is for
+        the next turn.
 
         Whoever is woken by it may write before that, and its datagram then carries acknowledgements and
         credit too.
         """
-        self._guarded(self._pump, now)
-        self.flush_soon()
+        self._guarded(self._pump_and_follow, now)
+
+    def _pump_and_follow(self, now: float) -> None:
+        self._pump(now)
+        if self.blocked or self.activity or self.quic.has_something(now):
+            self.flush_soon()
+        elif self.state is not LinkState.CLOSED:
+            self._arm()
 
     def _guarded(self, step: Callable[[float], None], now: float) -> None:
         if self.state is LinkState.CLOSED:

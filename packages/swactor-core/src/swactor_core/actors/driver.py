@@ -13,7 +13,7 @@ from swactor_core.observe.bus import EventBus
 
 class MachineActor:
     """`perform(effect)` is the owner's adapter; it must not step this machine itself, only tell its address.
-    `route` may take a Send for an address outside this process; it returns True when it has."""
+    `route` may take a Send for an address where no actor lives; it returns True when it has."""
 
     def __init__(
         self,
@@ -35,18 +35,19 @@ class MachineActor:
         self._defaults = defaults or {}
 
     def receive(self, message: object) -> None:
-        for action in self.machine.step(message, self.system.now()):
-            match action:
-                case Send():
-                    if self._route is None or not self._route(action):
-                        self.system.tell(action.to, action.message)
-                case SetTimer():
-                    self.system.set_timer(self.address, action.name, action.generation, at=action.at)
-                case CancelTimer():
-                    self.system.cancel_timer(self.address, action.name)
-                case Emit():
-                    if self._bus.wants(action.name):
-                        self._bus.emit(action.name, {**self._defaults, **action.fields})
-                case Effect():
-                    assert self._perform is not None, f"{self.machine.NAME} has no adapter for {action}"
-                    self._perform(action)
+        system = self.system
+        for action in self.machine.step(message, system.now()):
+            # In the order of how often they come on a token's way; `match` takes twice as long.
+            if isinstance(action, Send):
+                if self._route is None or system.lives(action.to) or not self._route(action):
+                    system.tell(action.to, action.message)
+            elif isinstance(action, Emit):
+                if self._bus.wants(action.name):
+                    self._bus.emit(action.name, {**self._defaults, **action.fields})
+            elif isinstance(action, Effect):
+                assert self._perform is not None, f"{self.machine.NAME} has no adapter for {action}"
+                self._perform(action)
+            elif isinstance(action, SetTimer):
+                system.set_timer(self.address, action.name, action.generation, at=action.at)
+            elif isinstance(action, CancelTimer):
+                system.cancel_timer(self.address, action.name)

@@ -93,7 +93,11 @@ class ActorSystem:
 
     def tell(self, address: Address, message: object) -> None:
         """Queues a message. To nobody: counted as a dead letter. To a full mailbox: the supervisor hears."""
-        self._put(address, message, None)
+        mailbox = self._mailboxes.get(address)
+        if mailbox is None:
+            self._dead(address, message, None)
+        else:
+            self._enqueue(mailbox, message)
 
     def deliver(self, address: Address, message: object) -> None:
         """As `tell`, and what is queued is delivered before this returns, not in the loop's next turn: for
@@ -109,19 +113,16 @@ class ActorSystem:
     def ask(self, address: Address, question: Callable[[Any], Any]) -> asyncio.Future[Any]:
         """Calls `question(actor)` in the actor's turn and gives its result; ActorStopped when it is gone."""
         future: asyncio.Future[Any] = self._loop.create_future()
-        self._put(address, question, future)
-        return future
-
-    def _put(self, address: Address, message: object, future: asyncio.Future[Any] | None) -> None:
         mailbox = self._mailboxes.get(address)
         if mailbox is None:
-            self._dead(address, message, future)
+            self._dead(address, question, future)
         else:
-            self._enqueue(mailbox, message, future)
+            self._enqueue(mailbox, question, future)
+        return future
 
-    def _enqueue(self, mailbox: _Mailbox, message: object, future: asyncio.Future[Any] | None) -> None:
-        address = mailbox.address
+    def _enqueue(self, mailbox: _Mailbox, message: object, future: asyncio.Future[Any] | None = None) -> None:
         if mailbox.queued >= mailbox.capacity:
+            address = mailbox.address
             error = MailboxFull(
                 f"mailbox of {address.component}:{address.key} holds {mailbox.capacity} messages"
             )
@@ -153,17 +154,24 @@ class ActorSystem:
             mailbox.queued -= 1
             if mailbox.stopped:
                 self._dead(mailbox.address, message, future)
-                continue
-            try:
-                if future is None:
+            elif future is not None:
+                self._answer(mailbox, message, future)
+            else:
+                try:
                     mailbox.actor.receive(message)
-                elif not future.done():
-                    future.set_result(message(mailbox.actor))  # type: ignore[operator] # ask() put a callable
-            except Exception as error:
-                if future is not None and not future.done():
-                    future.set_exception(error)
-                self._failed(mailbox.address, error)
+                except Exception as error:
+                    self._failed(mailbox.address, error)
         self._loop.call_soon(self._drain)
+
+    def _answer(self, mailbox: _Mailbox, question: Any, future: asyncio.Future[Any]) -> None:
+        if future.done():
+            return
+        try:
+            future.set_result(question(mailbox.actor))
+        except Exception as error:
+            if not future.done():
+                future.set_exception(error)
+            self._failed(mailbox.address, error)
 
     def _failed(self, address: Address, error: Exception) -> None:
         try:
@@ -193,7 +201,7 @@ class ActorSystem:
 
     def _due(self, mailbox: _Mailbox, fired: TimerFired) -> None:
         if not mailbox.stopped:
-            self._enqueue(mailbox, fired, None)
+            self._enqueue(mailbox, fired)
 
     def cancel_timer(self, address: Address, name: str) -> None:
         mailbox = self._mailboxes.get(address)

@@ -7,7 +7,6 @@ waits for the next BytesWritable, and that wait is the system's backpressure (sp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from swactor_core.faults import RingFaultReason
@@ -15,6 +14,7 @@ from swactor_core.fsm import Action, Effect, Machine, Outcome, Row, Send
 from swactor_core.machines.ingress import WORKER, CloseRing, CopyComplete, CopyFailed, RingBroken
 from swactor_core.messages import InstallRing, ObjectProduced, RingFault, RingQuiesced, UninstallRing
 from swactor_core.specs import RingDirection
+from swactor_core.values import value
 from swactor_core.wire import ObjectHeader
 
 
@@ -30,14 +30,14 @@ class EgressState(StrEnum):
 # --- events: InstallRing and UninstallRing, those of ingress.py, and ---
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class OutputBound:
     """A step's output of `header.extent` bytes lies ready on the device."""
 
     header: ObjectHeader
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BytesWritable:
     """The ring has `count` contiguous free bytes from the write position on; at least one."""
 
@@ -47,14 +47,14 @@ class BytesWritable:
 # --- effects ---
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WriteBytes(Effect):
     """Put `data` at the write position; it is valid when this returns."""
 
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CopyToHost(Effect):
     """Fill `count` bytes at the write position from `device_offset`; answer CopyComplete or CopyFailed."""
 
@@ -62,7 +62,7 @@ class CopyToHost(Effect):
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Commit(Effect):
     """Publish `count` bytes to the consumer. When it fails, the step's later actions must not happen."""
 

@@ -33,6 +33,7 @@ from swactor_core.messages import (
     TimerFired,
     TokenReceived,
 )
+from swactor_core.values import value
 
 
 class EndpointState(StrEnum):
@@ -54,7 +55,7 @@ class OpenTokenEdges:
     token_out: ProvisionRx
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WriteTokens(Effect):
     """Write these ids as one object record into the token-in ring."""
 
@@ -63,14 +64,14 @@ class WriteTokens(Effect):
     token_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReadToken(Effect):
     """Decode the loaded token-out object, free it, and tell TokenDecoded."""
 
     loaded: ObjectLoaded
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TokenDecoded:
     """`enough` as in TokenReceived."""
 

@@ -6,7 +6,6 @@ EdgeEstablisher to stop. It never sees bytes, pointers, ranges or credits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from swactor_core.faults import OBJECT_FAULTS, Component, Fault, FaultReason
@@ -22,6 +21,7 @@ from swactor_core.messages import (
     ObjectProduced,
     StopEdge,
 )
+from swactor_core.values import value
 
 
 class TxState(StrEnum):
@@ -43,14 +43,14 @@ class RxState(StrEnum):
     STOPPED = "Stopped"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ProduceObject:
     """Owner: a step that writes to this edge has been issued."""
 
     edge_id: EdgeId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ObjectConsumed:
     """Owner: the loaded object is done with; the next one may load."""
 

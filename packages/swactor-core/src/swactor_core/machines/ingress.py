@@ -8,7 +8,6 @@ Compute visibility (spec section 39) begins with ObjectLoaded, said when the who
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from swactor_core.faults import Component, ObjectFailure, RingFaultReason
@@ -24,6 +23,7 @@ from swactor_core.messages import (
     UninstallRing,
 )
 from swactor_core.specs import OBJECT_HEADER_BYTES, RingDirection
+from swactor_core.values import value
 from swactor_core.wire import HeaderRejected, ObjectHeader, check_object_header, decode_object_header
 
 WORKER = Address(Component.WORKER)
@@ -41,48 +41,48 @@ class IngressState(StrEnum):
 # --- events: InstallRing and UninstallRing, and what the adapter saw or did ---
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BytesReadable:
     """The ring has `count` contiguous committed bytes from the consume cursor on; at least one."""
 
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HeaderRead:
     """Result of ReadHeader: that many bytes, taken out of the ring's memory but not yet released."""
 
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DeviceAllocated:
     handle: DeviceObjectHandle
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AllocationFailed:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CopyComplete:
     """The one copy in flight no longer touches host memory."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CopyFailed:
     """The one copy in flight ended without its bytes."""
 
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RingClosed:
     """The producer closed the ring and every byte it committed has been taken."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RingBroken:
     """The ring's shared header cannot be used any more."""
 
@@ -93,21 +93,21 @@ class RingBroken:
 # --- effects ---
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReadHeader(Effect):
     """Copy `count` bytes from the consume cursor on; answer HeaderRead."""
 
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AllocateObject(Effect):
     """Allocate a device object of `extent` bytes; answer DeviceAllocated or AllocationFailed."""
 
     extent: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CopyToDevice(Effect):
     """Copy `count` bytes from the consume cursor on to `device_offset`; answer CopyComplete or CopyFailed."""
 
@@ -116,19 +116,19 @@ class CopyToDevice(Effect):
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Consume(Effect):
     """Release `count` bytes to the producer."""
 
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FreeObject(Effect):
     handle: DeviceObjectHandle
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CloseRing(Effect):
     """Close the helper's handle; no copy touches the ring any more."""
 

@@ -6,7 +6,6 @@ pump never has two reads, writes or waits in flight. Knows counts of bytes, neve
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from swactor_core.faults import Component, StreamFaultReason
@@ -21,6 +20,7 @@ from swactor_core.messages import (
     StreamClosed,
     StreamFault,
 )
+from swactor_core.values import value
 
 ESTABLISHER = Address(Component.EDGE_ESTABLISHER)
 
@@ -46,53 +46,53 @@ class SendPumpState(StrEnum):
 # --- events from the adapter ---
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Paired:
     """Ring and stream are both present."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BytesRead:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NoFreeSpace:
     """The ring had no writable span."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StreamEnded:
     """End of stream after the last byte that was read."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StreamBroke:
     reason: StreamFaultReason
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Connected:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StreamOpened:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NothingCommitted:
     """The ring had no readable span."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WritePending:
     """The transport has no room for the next span: network or peer is slow."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BytesAccepted:
     count: int
 
@@ -100,61 +100,61 @@ class BytesAccepted:
 # --- effects ---
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReadStream(Effect):
     """Take a free ring span, read stream bytes into it."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CommitRing(Effect):
     """Publish `count` bytes and send or coalesce RingReadable."""
 
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CloseRing(Effect):
     """Mark the ring closed by its producer and send RingReadable."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AwaitWritable(Effect):
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EnsureConnection(Effect):
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AwaitReadable(Effect):
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class OpenEdgeStream(Effect):
     """Open the uni-stream and write the edge_id preamble."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WriteStream(Effect):
     """Take the committed span, hand it to the transport."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AwaitRoom(Effect):
     """Keep the bytes in the ring until the pending write is accepted."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReleaseBytes(Effect):
     """Advance consume by `count` and send or coalesce RingWritable."""
 
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EndPump(Effect):
     """Leave the loop. `orderly` finishes the stream, otherwise it is reset."""
 

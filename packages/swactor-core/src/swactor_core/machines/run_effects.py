@@ -13,6 +13,7 @@ from swactor_core.fsm import Effect
 from swactor_core.ids import Sequence, StageIndex
 from swactor_core.messages import NodeAvailable, ProvisionRx, ProvisionTx, StageProgress, StageStats
 from swactor_core.plan import RunPlan
+from swactor_core.values import value
 
 
 class RunState(StrEnum):
@@ -76,7 +77,7 @@ class OpenEndpoints(Effect):
     token_out: ProvisionRx
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DeliverToken(Effect):
     """A token for whoever asked for the run."""
 

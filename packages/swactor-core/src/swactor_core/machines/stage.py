@@ -239,8 +239,8 @@ class StageController(Machine[StageState]):
         step = self._steps.begin(self.provisioned, event, self._output_ring)
         return S.EXECUTING, (
             *self._steps.begun(event),
+            Send(WORKER, step),  # first: the worker wakes up while the gate hears of it
             Send(Address(Component.TX_EDGE, outbound), ProduceObject(outbound)),
-            Send(WORKER, step),
         )
 
     def _produced(self, event: ObjectProduced, now: float) -> Outcome[StageState]:

@@ -6,7 +6,7 @@ Sequence s goes in and s comes out; rows of a prefill move the position on by th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from swactor_core.events import EventName
 from swactor_core.faults import FaultReason, StepFailure
@@ -33,7 +33,6 @@ STEP_FAULTS = {
 }
 _FIRST = Sequence(0)
 _NONE = StepId(0)
-_NO_STATS = StageStats()
 
 
 @dataclass(slots=True)
@@ -46,13 +45,20 @@ class StageSteps:
     input: ObjectLoaded | None = None
     produced: bool = False
     completion: StepCompleted | None = None
-    stats: StageStats = _NO_STATS
+    _done: int = 0
+    _prefill_seconds: float = 0.0
+    _decode_seconds: float = 0.0
+    _facts: dict[str, str] = field(default_factory=dict)
     _position: int = 0
     _rows: int = 0
 
+    @property
+    def stats(self) -> StageStats:
+        return StageStats(self._done, self._prefill_seconds, self._decode_seconds, self._facts)
+
     def configured(self, role: RoleConfigured) -> None:
         """What the role says of itself goes into the stage's figures."""
-        self.stats = replace(self.stats, facts=role.facts)
+        self._facts = role.facts
 
     def begin(self, plan: ProvisionStage, loaded: ObjectLoaded, output_ring: RingId) -> ExecuteStep:
         """The one step for this object, whose sequence is the expected one."""
@@ -106,13 +112,11 @@ class StageSteps:
     def end(self, completed: StepCompleted) -> Emit:
         """The step is through."""
         sequence = self.expected
-        prefill = completed.compute_seconds if sequence == 0 else 0.0
-        self.stats = replace(
-            self.stats,
-            steps=self.stats.steps + 1,
-            prefill_seconds=self.stats.prefill_seconds + prefill,
-            decode_seconds=self.stats.decode_seconds + completed.compute_seconds - prefill,
-        )
+        self._done += 1
+        if sequence == _FIRST:
+            self._prefill_seconds += completed.compute_seconds
+        else:
+            self._decode_seconds += completed.compute_seconds
         self.expected = Sequence(sequence + 1)
         self._position += self._rows
         self.input = self.completion = None

@@ -69,7 +69,7 @@ class WorkerCtlState(StrEnum):
 S = WorkerCtlState
 ME = Address(Component.GPU_WORKER_CTL)
 NODE = Address(Component.NODE)
-_COMMANDS = (ConfigureRole, InstallRing, UninstallRing, ExecuteStep, ReleaseDeviceObject, ResetRole)
+_COMMANDS = (ConfigureRole, InstallRing, UninstallRing, ReleaseDeviceObject, ResetRole)
 _HINTS = (RingReadable, RingWritable)
 _WITHOUT_WORKER = tuple(state for state in S if state is not S.RUNNING)
 
@@ -88,6 +88,7 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
         Row(S.INITIALIZING, TimerFired, "_start_timeout", (S.KILLING,)),
         Row(S.INITIALIZING, ShutdownWorker, "_kill_now", (S.KILLING,)),
         *(Row(S.RUNNING, command, "_command", (S.RUNNING,)) for command in _COMMANDS),
+        Row(S.RUNNING, ExecuteStep, "_execute", (S.RUNNING,)),
         *(Row(S.RUNNING, hint, "_hint", (S.RUNNING,)) for hint in _HINTS),
         Row(S.RUNNING, FromWorker, "_running_event", (S.RUNNING, S.CRASHED)),
         Row(S.RUNNING, ProcessNotification, "_died_running", (S.CRASHED, S.RUNNING)),
@@ -223,6 +224,9 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
         self._asked.add(event.ring_id if isinstance(event, UninstallRing) else event)
         bound = () if waits else (self.set_timer("answer", now + self._policy.answer_timeout),)
         return S.RUNNING, (write, *bound)
+
+    def _execute(self, event: ExecuteStep, now: float) -> Outcome[WorkerCtlState]:
+        return S.RUNNING, (WriteWorker(self.generation, event),)
 
     def _answered(self, asked: RingId | ResetRole) -> tuple[Action, ...]:
         """Ends the wait once nothing is asked any more."""

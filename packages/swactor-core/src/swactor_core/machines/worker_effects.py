@@ -14,6 +14,7 @@ from swactor_core.faults import RingFaultReason, RoleFailure, StepFailure, Worke
 from swactor_core.fsm import Effect
 from swactor_core.ids import DeviceObjectHandle, RingId, RoleId, Sequence, WorkerGeneration
 from swactor_core.messages import InstallRing, UninstallRing
+from swactor_core.values import value
 from swactor_core.wire import ObjectHeader
 
 
@@ -78,7 +79,7 @@ class RingRefused:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StepComputed:
     """The role code returned `extent` bytes of output after `compute_seconds`."""
 
@@ -161,7 +162,7 @@ class OpenRing(Effect):
     command: InstallRing
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WakeRing(Effect):
     """Acknowledge the hint, then move every byte that can be moved."""
 
@@ -175,7 +176,7 @@ class QuiesceRing(Effect):
     command: UninstallRing
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunStep(Effect):
     """Run role code on one loaded object; answer StepComputed or StepRaised."""
 
@@ -185,7 +186,7 @@ class RunStep(Effect):
     position: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BeginOutput(Effect):
     """Stream the last step's output allocation into the ring, behind this header."""
 
@@ -200,7 +201,7 @@ class FinishOutput(Effect):
     ring_id: RingId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FreeDeviceObject(Effect):
     handle: DeviceObjectHandle
 

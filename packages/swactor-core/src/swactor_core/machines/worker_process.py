@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from swactor_core.fsm import Effect
 from swactor_core.ids import WorkerGeneration
+from swactor_core.values import value
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class ContinueRestart:
     """Self-sent: teardown facts of the dead generation are out, the next may start."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FromWorker:
     """A worker event of `generation`, as the process adapter read it; older generations are dropped."""
 
@@ -43,7 +44,7 @@ class SpawnWorker(Effect):
     generation: WorkerGeneration
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WriteWorker(Effect):
     """One command line to the worker of this generation."""
 

@@ -59,11 +59,15 @@ _HEARERS: dict[type[Any], Address] = {
 }
 
 
-def hearer(event: object) -> Address | None:
+_OF_EDGES: dict[type[Any], Component] = {
+    ObjectLoaded: Component.RX_EDGE,
+    ObjectFailed: Component.RX_EDGE,
+    ObjectProduced: Component.TX_EDGE,
+}
+
+
+def hearer(event: Any) -> Address | None:
     """The one component that `event` is for; None for what is not routed."""
-    match event:
-        case ObjectLoaded() | ObjectFailed():
-            return Address(Component.RX_EDGE, event.edge_id)
-        case ObjectProduced():
-            return Address(Component.TX_EDGE, event.edge_id)
-    return _HEARERS.get(type(event))
+    kind = type(event)
+    gate = _OF_EDGES.get(kind)
+    return _HEARERS.get(kind) if gate is None else Address(gate, event.edge_id)

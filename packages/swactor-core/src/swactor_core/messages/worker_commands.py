@@ -19,6 +19,7 @@ from swactor_core.ids import (
     WorkerGeneration,
 )
 from swactor_core.specs import ObjectSpec, RingDirection, RingLayout
+from swactor_core.values import value
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +57,17 @@ class UninstallRing:
     reason: UninstallReason
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RingReadable:
     ring_id: RingId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RingWritable:
     ring_id: RingId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class InputBinding:
     port_id: PortId
     object_id: ObjectId
@@ -74,7 +75,7 @@ class InputBinding:
     device_handle: DeviceObjectHandle
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class OutputBinding:
     port_id: PortId
     ring_id: RingId
@@ -84,14 +85,14 @@ class OutputBinding:
     flags: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StepRuntime:
     """`position` of the input's first row in the context (0 for prefill)."""
 
     position: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ExecuteStep:
     role_id: RoleId
     step_id: StepId

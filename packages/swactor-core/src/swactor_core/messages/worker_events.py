@@ -27,6 +27,7 @@ from swactor_core.ids import (
     WorkerGeneration,
 )
 from swactor_core.messages.worker_commands import RingReadable, RingWritable
+from swactor_core.values import value
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class RingQuiesced:
     process_reaped: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ObjectLoaded:
     ring_id: RingId
     edge_id: EdgeId
@@ -111,7 +112,7 @@ class ObjectLoaded:
     device_handle: DeviceObjectHandle
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ObjectProduced:
     ring_id: RingId
     edge_id: EdgeId
@@ -132,7 +133,7 @@ class ObjectFailed:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StepCompleted:
     """`compute_seconds` is the role code's own time, without waiting for ring space."""
 

@@ -281,8 +281,8 @@ class Driver:
 
     def receive(self, message: object) -> None:
         match message:
-            case RingReadable(ring_id) | RingWritable(ring_id):
-                pump = self._pumps.get(ring_id)
+            case RingReadable() | RingWritable():
+                pump = self._pumps.get(message.ring_id)
                 if pump is not None:
                     pump.wake()
             case EstablishSend():

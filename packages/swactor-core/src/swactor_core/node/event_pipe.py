@@ -1,19 +1,18 @@
 """The node's end of a worker's event lines: messages are made in the callback that reads them.
 
 Between a token's output and the datagram that carries it on, every task that must be woken first is time. So
-this is no stream with a reader task; and what follows a hint in the same read waits one turn of the loop, in
-which the hinted bytes leave. Knows bytes, lines and the codec, and no process.
+this is no stream with a reader task: whoever hears a hint has sent the hinted bytes when the next line is
+looked at. Knows bytes, lines and the codec, and no process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections import deque
 from collections.abc import Callable
 
 from swactor_core.codec import CodecError, MessageCodec
-from swactor_core.messages import WORKER_EVENTS, RingReadable
+from swactor_core.messages import WORKER_EVENTS
 
 MAX_EVENT_LINE = 256 * 1024
 """Of bytes. What a worker says goes on to the orchestrator, several words of it in one frame of the control
@@ -21,8 +20,8 @@ border: one that talks without end is faulted here, and not its node unheard the
 LINE_BOUND = 5.0
 """Seconds without a byte in the middle of a line: it is written in one go, and who hangs there would only be
 found by the bound of whatever the node waits for."""
-_READ_BYTES = 256 * 1024
-_WAITING_LINES = 1_000
+_READ_BYTES = 16 * 1024
+"""Of one turn of the loop, some hundred events: a worker that writes faster waits for its pipe."""
 _TOO_LONG = f"an event line over the limit of {MAX_EVENT_LINE} bytes"
 _EVENTS = MessageCodec(WORKER_EVENTS)
 
@@ -38,11 +37,7 @@ class EventPipe:
         self._fd, self.writer = os.pipe()
         os.set_blocking(self._fd, False)
         self._partial = b""
-        self._lines: deque[bytes] = deque()
-        self._later: asyncio.Handle | None = None
         self._unfinished: asyncio.TimerHandle | None = None
-        self._at_end = False
-        self._paused = False
         self.ended: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(self._fd, self._readable)
 
@@ -59,10 +54,7 @@ class EventPipe:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
             self._fd = -1
-        if self._later is not None:
-            self._later.cancel()
         self._watch_line(begun=False)
-        self._lines.clear()
         if not self.ended.done():
             self.ended.set_result(None)
 
@@ -71,19 +63,19 @@ class EventPipe:
             data = os.read(self._fd, _READ_BYTES)
         except BlockingIOError:
             return
-        if not data:
-            self._at_end = True
-            self._loop.remove_reader(self._fd)
         *lines, self._partial = (self._partial + data).split(b"\n")
-        self._lines.extend(lines)
         self._watch_line(begun=bool(self._partial))
-        if self._later is None:
-            self._take()
-        elif len(self._lines) > _WAITING_LINES and not self._at_end:
-            # Hints take a turn each: who sends them faster has to wait, and not this memory to grow.
-            self._paused = True
-            self._loop.remove_reader(self._fd)
-            self._watch_line(begun=False)
+        for line in lines:
+            self._take(line)
+            if self._fd < 0:
+                return
+        if len(self._partial) > MAX_EVENT_LINE:
+            self._fail(_TOO_LONG)
+        elif not data:
+            if self._partial:
+                self._fail("its last event line has no end")
+            else:
+                self.close()
 
     def _watch_line(self, *, begun: bool) -> None:
         """The bound of the line that has begun, or of none. What has come by then is read first, also after
@@ -98,33 +90,16 @@ class EventPipe:
         self._unfinished = None
         self._fail(f"an event line stopped after {len(self._partial)} bytes, for {LINE_BOUND:g} s")
 
-    def _take(self) -> None:
-        self._later = None
-        while self._lines:
-            line = self._lines.popleft()
-            if len(line) > MAX_EVENT_LINE:
-                self._fail(_TOO_LONG)
-                return
-            try:
-                event = _EVENTS.decode(line)
-            except CodecError as error:
-                self._fail(str(error))
-                return
-            self._on_event(event)
-            if isinstance(event, RingReadable) and self._lines:
-                self._later = self._loop.call_soon(self._take)
-                return
-        if self._fd >= 0 and self._paused:
-            self._paused = False
-            self._loop.add_reader(self._fd, self._readable)
-            self._watch_line(begun=bool(self._partial))
-        if len(self._partial) > MAX_EVENT_LINE:
+    def _take(self, line: bytes) -> None:
+        if len(line) > MAX_EVENT_LINE:
             self._fail(_TOO_LONG)
-        elif self._at_end:
-            if self._partial:
-                self._fail("its last event line has no end")
-            else:
-                self.close()
+            return
+        try:
+            event = _EVENTS.decode(line)
+        except CodecError as error:
+            self._fail(str(error))
+        else:
+            self._on_event(event)
 
     def _fail(self, why: str) -> None:
         self._on_error(why)

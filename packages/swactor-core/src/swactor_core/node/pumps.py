@@ -206,20 +206,19 @@ class _PumpTask:
         if event is None:  # EndPump was carried out: there is nothing more to say
             return None
         for action in self.machine.step(event, self._now()):
-            match action:
-                case Send():
-                    self._tell(action)
-                case CommitRing(count):
-                    if self.ring.advance_commit(count):
-                        self._hint(RingReadable(self.ring_id))
-                case ReleaseBytes(count):
-                    if self.ring.advance_consume(count):
-                        self._hint(RingWritable(self.ring_id))
-                case CloseRing():
-                    self.ring.set_state(RingState.CLOSED)
+            if isinstance(action, CommitRing):
+                if self.ring.advance_commit(action.count):
                     self._hint(RingReadable(self.ring_id))
-                case Effect():
-                    following = action
+            elif isinstance(action, ReleaseBytes):
+                if self.ring.advance_consume(action.count):
+                    self._hint(RingWritable(self.ring_id))
+            elif isinstance(action, CloseRing):
+                self.ring.set_state(RingState.CLOSED)
+                self._hint(RingReadable(self.ring_id))
+            elif isinstance(action, Send):
+                self._tell(action)
+            elif isinstance(action, Effect):
+                following = action
         return following
 
     def _do_now(self, effect: Effect) -> object | None:
@@ -253,8 +252,8 @@ class RecvPumpTask(_PumpTask):
         return self._perform(Paired())
 
     def wake(self) -> None:
-        # Credit follows the consume cursor: every byte that may arrive fits the ring. Also while the pump
-        # waits for bytes and not for room.
+        # Credit follows the consume cursor, before each wait: every byte that may arrive fits the ring. Also
+        # while the pump waits for bytes and not for room.
         if self._due is not None and self._damage is None:
             try:
                 self.ring.acknowledge_writable()
@@ -271,10 +270,12 @@ class RecvPumpTask(_PumpTask):
                 span = self.ring.writable_span()
                 if not len(span):
                     return NoFreeSpace()
-                self._edge.grant(self.ring.consume + self._capacity)
                 count = self._edge.take(span)
+                if count is None:
+                    self._edge.grant(self.ring.consume + self._capacity)
+                    return None
                 if not count:
-                    return None if count is None else StreamEnded()
+                    return StreamEnded()
                 self._moved += count
                 return BytesRead(count)
             case AwaitWritable():

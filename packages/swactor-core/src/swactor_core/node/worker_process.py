@@ -71,11 +71,11 @@ class WorkerProcess:
 
     def perform(self, effect: Effect) -> None:
         match effect:
+            case WriteWorker():
+                self._write(effect.generation, effect.command)
             case SpawnWorker(generation):
                 self._generation = generation
                 self._system.start_task(self._live(generation), owner=ME)
-            case WriteWorker(generation, command):
-                self._write(generation, command)
             case KillWorker(generation):
                 self._kill(generation)
 

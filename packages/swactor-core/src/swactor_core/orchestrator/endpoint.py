@@ -83,6 +83,10 @@ class RingHost:
 
     def receive(self, message: object) -> None:
         match message:
+            case RingReadable() | RingWritable():
+                woken = self.ends.get(message.ring_id)
+                if woken is not None:
+                    woken.wake()
             case InstallRing():
                 self._install(message)
             case UninstallRing(ring_id):
@@ -91,10 +95,6 @@ class RingHost:
                     self._system.tell(ESTABLISHER, RingQuiesced(ring_id))
                 else:
                     end.uninstall(message)
-            case RingReadable(ring_id) | RingWritable(ring_id):
-                woken = self.ends.get(ring_id)
-                if woken is not None:
-                    woken.wake()
             case _:
                 raise AssertionError(f"the token endpoint's rings take no {type(message).__name__}")
 

@@ -16,6 +16,7 @@ from swactor_core.faults import RoleFailure, StepFailure
 from swactor_core.plan import SamplingPolicy, TokenOutputPolicy
 from swactor_core.specs import ObjectSpec
 from swactor_core.spi.loader import StageManifest
+from swactor_core.values import value
 
 
 class RoleError(SwactorError):
@@ -59,7 +60,7 @@ class LoadProgress:
     total: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StepInput:
     """One loaded object: its device allocation (as `alloc_device` returned it), extent in bytes, sequence,
     and the position of its first row in the context (0 for prefill)."""

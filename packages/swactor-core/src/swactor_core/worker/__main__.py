@@ -60,12 +60,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def serve(harness: Harness, reader: CommandReader, writer: EventWriter) -> ExitCode:
     """Commands in, progress, events out in one write a turn, until the harness knows its exit code."""
+    copying = False
     while harness.exit_code is None:
-        reader.fill(COPY_POLL_MS if harness.copying else None)
+        reader.fill(COPY_POLL_MS if copying else None)
         while harness.exit_code is None and (event := reader.take()) is not None:
             harness.take(event)
-        if harness.copying:
+        copying = harness.copying
+        if copying:
             harness.progress()
+            copying = harness.copying
         writer.flush()
         if writer.lost and harness.exit_code is None:
             return ExitCode.CONTROL_LOST

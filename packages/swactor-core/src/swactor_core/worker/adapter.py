@@ -14,7 +14,8 @@ from swactor_core.codec import MAX_LINE, CodecError, MessageCodec
 from swactor_core.machines.worker_effects import ControlClosed, MalformedCommand
 from swactor_core.messages import WORKER_COMMANDS, WORKER_EVENTS, ResetRole, ShutdownMode, ShutdownWorker
 
-_READ_BYTES = 256 * 1024
+_READ_BYTES = 64 * 1024
+"""What a pipe holds. Memory for more is asked of the system, and given back to it, with each read."""
 
 
 class CommandReader:

@@ -96,7 +96,7 @@ class Harness:
 
         Never raises: a forbidden command and an unexpected exception end the worker with WorkerFatal.
         """
-        if isinstance(event, WORKER_COMMANDS) and not self._machine.accepts(type(event)):
+        if not self._machine.accepts(type(event)) and isinstance(event, WORKER_COMMANDS):
             event = MalformedCommand(f"{type(event).__name__} is not allowed while {self._machine.state}")
         self._events.append(event)
         self._guarded(self._drain)
@@ -153,18 +153,19 @@ class Harness:
     def _perform(self, action: Action) -> object | None:
         outside = self._outside
         match action:
-            case Send(message=message):
-                outside.emit(message)
-            case WakeRing(ring_id):
-                self._ends[ring_id].wake()
-            case RunStep(handle, extent, sequence, position):
+            case Send():
+                outside.emit(action.message)
+            case WakeRing():
+                self._ends[action.ring_id].wake()
+            case RunStep():
                 outside.flush()
-                step = StepInput(self._objects.allocation(handle), extent, sequence, position)
+                allocation = self._objects.allocation(action.handle)
+                step = StepInput(allocation, action.extent, action.sequence, action.position)
                 return self._stage.run(step, outside.should_abort)
-            case BeginOutput(ring_id, header):
-                self._egress(ring_id).begin(header, self._stage.output)
-            case FreeDeviceObject(handle):
-                self._objects.free(handle)
+            case BeginOutput():
+                self._egress(action.ring_id).begin(action.header, self._stage.output)
+            case FreeDeviceObject():
+                self._objects.free(action.handle)
             case OpenRing(command):
                 return self._open_ring(command)
             case QuiesceRing(command):

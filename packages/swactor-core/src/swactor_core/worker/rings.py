@@ -216,21 +216,22 @@ class IngressEnd(_RingEnd):
 
     def _perform(self, action: Action) -> object | None:
         match action:
-            case Consume(count):
-                if self.ring.advance_consume(count):
+            case Consume():
+                if self.ring.advance_consume(action.count):
                     self._hint(RingWritable(self.ring_id))
-            case ReadHeader(count):
-                return HeaderRead(bytes(self._span[:count]))
-            case CopyToDevice(handle, offset, count):
-                source, target = self._span[:count], self._objects.allocation(handle)
+            case ReadHeader():
+                return HeaderRead(bytes(self._span[: action.count]))
+            case CopyToDevice():
+                source, offset = self._span[: action.count], action.device_offset
+                target = self._objects.allocation(action.handle)
                 return self._start_copy(lambda: self._bridge.host_to_device(source, target, offset))
-            case AllocateObject(extent):
+            case AllocateObject():
                 try:
-                    return DeviceAllocated(self._objects.allocate(self._spec, extent))
+                    return DeviceAllocated(self._objects.allocate(self._spec, action.extent))
                 except MemoryError as error:
                     return AllocationFailed(_text(error))
-            case Send(message=message):
-                self._report(message)
+            case Send():
+                self._report(action.message)
             case FreeObject(handle):
                 self._objects.free(handle)
             case CloseRing():
@@ -290,16 +291,16 @@ class EgressEnd(_RingEnd):
 
     def _perform(self, action: Action) -> object | None:
         match action:
-            case Commit(count):
-                if self.ring.advance_commit(count):
+            case Commit():
+                if self.ring.advance_commit(action.count):
                     self._hint(RingReadable(self.ring_id))
-            case WriteBytes(data):
-                self._span[: len(data)] = data
-            case CopyToHost(offset, count):
-                target, source = self._span[:count], self._output
+            case WriteBytes():
+                self._span[: len(action.data)] = action.data
+            case CopyToHost():
+                target, source, offset = self._span[: action.count], self._output, action.device_offset
                 return self._start_copy(lambda: self._bridge.device_to_host(source, offset, target))
-            case Send(message=message):
-                self._report(message)
+            case Send():
+                self._report(action.message)
             case CloseRing():
                 self._span, self._output = memoryview(b""), None
                 self.ring.close()

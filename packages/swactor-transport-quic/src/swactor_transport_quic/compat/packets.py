@@ -84,7 +84,23 @@ class ShortPackets(ArrivingPackets):
     def get_timer(self) -> float | None:
         if self._late_acks:
             self.settle()
-        return super().get_timer()
+        loss, at = self._loss, self._close_at
+        if self.general or at is None or self._is_ending() or not loss.peer_completed_address_validation:
+            return super().get_timer()
+        # The same for a confirmed connection on its validated path, which has one packet space left.
+        space = self._keys()[1]
+        lost_at = space.loss_time
+        if lost_at is None and space.ack_eliciting_in_flight:
+            timeout = loss.get_probe_timeout() * 2**loss._pto_count
+            lost_at = loss._time_of_last_sent_ack_eliciting_packet + timeout
+        self._loss_at = lost_at
+        if lost_at is not None and lost_at < at:
+            at = lost_at
+        if space.ack_at is not None and space.ack_at < at:
+            at = space.ack_at
+        if self._pacing_at is not None and self._pacing_at < at:
+            at = self._pacing_at
+        return at
 
     def handle_timer(self, now: float) -> None:
         if self._late_acks:
@@ -103,6 +119,7 @@ class ShortPackets(ArrivingPackets):
         if (
             self.general
             or self.wanting
+            or self._late_acks
             or self._close_pending
             or self._ping_pending
             or self._probe_pending
