@@ -150,6 +150,27 @@ def test_a_graph_replays_over_other_buffers_and_places(internals: Any, direct: b
         np.testing.assert_allclose(inputs[3].numpy(), x + cache[: place + 2].sum(0), atol=1e-5)
 
 
+def test_replays_one_behind_the_other_are_one(internals: Any) -> None:
+    """The second reads what the first has written, at each of its places."""
+    _, sample = graph_inputs(internals, 0)
+    arrays, inputs = graph_inputs(internals, 1)
+    x, weight, cache, _ = arrays
+    variables = {"place": internals.position_variable("place", 6)}
+    graph = internals.Graph(stepped, sample, variables, direct=False)
+    then, other = filled(internals, np.zeros_like(x))[1], filled(internals, cache)[1]
+    bound = [graph.bind(inputs), graph.bind([inputs[3], inputs[1], other, then])]
+    [joined] = internals.in_one(bound)
+    copied = cache.copy()
+    for place in (3, 0, 6):
+        joined.run({"place": place})
+        cache[place : place + 2] = x @ weight
+        between = x + cache[: place + 2].sum(0)
+        copied[place : place + 2] = between @ weight
+        np.testing.assert_allclose(then.numpy(), between + copied[: place + 2].sum(0), atol=1e-4)
+    direct = [internals.Graph(stepped, sample, variables).bind(inputs) for _ in range(2)]
+    assert internals.in_one(direct) == direct
+
+
 def test_a_captured_graph_is_kept_for_the_next_process(internals: Any, tmp_path: Path) -> None:
     """The second process with the same key captures nothing and computes the same; another key, another
     shape, or another bound of the variable is captured anew."""

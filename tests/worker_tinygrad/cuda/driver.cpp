@@ -3,9 +3,10 @@
  * Whatever is asked for asynchronously waits in a queue until somebody synchronises, so a missing synchronisation shows
  * as a wrong result each time and not now and then. Device addresses are reserved and cannot be read: the same bytes are
  * at another address, which only copies and kernels know. New memory is full of NaNs, memory behind an allocation cannot
- * be read, and host memory that is freed under a queued copy ends the process. An error of a kernel or copy stays, as on
- * a device. Environment: STAND_IN_CUDA_MEMORY (bytes of the device), STAND_IN_CUDA_LAUNCHES (kernels until the device is
- * lost), STAND_IN_CUDA_DEVICES. */
+ * be read, and host memory that is freed under a queued copy ends the process. Of a graph's nodes the last one that may
+ * comes first. An error of a kernel or copy stays, as on a device. Environment: STAND_IN_CUDA_MEMORY (bytes of the
+ * device), STAND_IN_CUDA_LAUNCHES (kernels until the device is lost), STAND_IN_CUDA_DEVICES. */
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -17,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -34,8 +36,8 @@ struct Event { double at = 0; };
 struct Kernel { Entry entry; };
 struct Work { Entry entry; unsigned dims[6]; std::vector<char> arguments; };
 struct Copy { uint64_t to, from; size_t size; };
-struct Node { bool copies; Work work; Copy copy; };
-struct Graph { std::vector<Node *> nodes; };
+struct Node { bool copies; Work work; Copy copy; std::vector<Node *> after; };
+struct Graph { std::vector<Node *> nodes, order; };
 
 static const uint64_t REGION = 1ull << 36, PAGE = 4096;
 static std::recursive_mutex lock;
@@ -289,16 +291,30 @@ struct CopyNode {
 static_assert(sizeof(KernelNode) == 56 && sizeof(CopyNode) == 200, "as in cuda.h");
 
 int cuGraphCreate(Graph **graph, unsigned) { return *graph = new Graph, SUCCESS; }
-int cuGraphAddKernelNode(Node **node, Graph *graph, Node **, size_t, const KernelNode *of) {
-  *node = new Node{false, work_of(of->function, of->dims, of->extra), {}};
+int cuGraphAddKernelNode(Node **node, Graph *graph, Node **after, size_t count, const KernelNode *of) {
+  *node = new Node{false, work_of(of->function, of->dims, of->extra), {}, {after, after + count}};
   return graph->nodes.push_back(*node), SUCCESS;
 }
-int cuGraphAddMemcpyNode(Node **node, Graph *graph, Node **, size_t, const CopyNode *of, Context *) {
-  *node = new Node{true, {}, {of->to, of->from, of->width * of->height * of->depth}};
+int cuGraphAddMemcpyNode(Node **node, Graph *graph, Node **after, size_t count, const CopyNode *of, Context *) {
+  *node = new Node{true, {}, {of->to, of->from, of->width * of->height * of->depth}, {after, after + count}};
   return graph->nodes.push_back(*node), SUCCESS;
 }
-/* An instance is its graph: nobody here makes two of one. */
-int cuGraphInstantiate_v2(Graph **instance, Graph *graph, Node **, char *, size_t) { return *instance = graph, SUCCESS; }
+/* An instance is its graph: nobody here makes two of one. Of the nodes whose turn it may be the last one comes first,
+   so what somebody forgot to order is in the wrong order. */
+int cuGraphInstantiate_v2(Graph **instance, Graph *graph, Node **, char *, size_t) {
+  std::set<Node *> done;
+  auto ready = [&](const Node *node) {
+    return std::all_of(node->after.begin(), node->after.end(), [&](Node *each) { return done.count(each) != 0; });
+  };
+  while (graph->order.size() < graph->nodes.size()) {
+    auto next = std::find_if(graph->nodes.rbegin(), graph->nodes.rend(),
+                             [&](Node *node) { return !done.count(node) && ready(node); });
+    if (next == graph->nodes.rend()) return INVALID_VALUE;
+    done.insert(*next);
+    graph->order.push_back(*next);
+  }
+  return *instance = graph, SUCCESS;
+}
 int cuGraphExecKernelNodeSetParams(Graph *, Node *node, const KernelNode *of) {
   return node->work = work_of(of->function, of->dims, of->extra), SUCCESS;
 }
@@ -307,7 +323,7 @@ int cuGraphExecMemcpyNodeSetParams(Graph *, Node *node, const CopyNode *of, Cont
 }
 int cuGraphLaunch(Graph *instance, void *) {
   ENTER;
-  for (const Node *node : instance->nodes) {
+  for (const Node *node : instance->order) {
     const Node taken = *node;
     queue.push_back({[=] { return taken.copies ? run_copy(taken.copy) : run_kernel(taken.work); }, 0});
   }

@@ -281,7 +281,10 @@ class GraphEngine:
             return captured[wanted.key].bind(wanted.inputs)
 
         def link(width: int, index: int) -> None:
-            self._chains.setdefault(width, []).append(made(self._block(width, index)))
+            chain = self._chains.setdefault(width, [])
+            chain.append(made(self._block(width, index)))
+            if width == 1 and len(chain) == len(self._blocks):
+                self._chains[1] = internals.in_one(chain)  # a prompt's chunks are too few to repay it
 
         def head() -> None:
             self._head = made(self._projection())
