@@ -207,8 +207,9 @@ def test_what_does_not_fit_into_free_memory_is_refused_before_anything_is_loaded
     kept = total - sum(stage["weight_bytes"] for stage in stages)
     monkeypatch.setattr(free_memory, "machine_rest", lambda: 1 << 40)
 
-    def leave(count: int) -> None:
+    def leave(count: int, *, swap: int = 0) -> None:
         monkeypatch.setattr(free_memory, "group_rest", lambda: count)
+        monkeypatch.setattr(free_memory, "swap_rest", lambda: swap)
 
     asked = {
         "plan": ("plan", model, "--prompt-tokens", 2),
@@ -221,10 +222,13 @@ def test_what_does_not_fit_into_free_memory_is_refused_before_anything_is_loaded
         assert f"2 stages here need {kept} bytes (KV cache " in said.err
         assert f"{kept - 1} bytes of memory are left in this control group" in said.err
         assert "--memory SIZE" in said.err
-        leave(total - 1)
-        said = call(*command, "--worker-option", "weights=packed")
-        assert said.code == 2
-        assert "(weights " in said.err
+    leave(kept - 1, swap=1)
+    assert call(*asked["plan"]).code == 0
+    quantised = TINY.parent / "quants" / "Q8_0.gguf"
+    leave(sum(stage["need_bytes"] + NODE_PROCESS for stage in stages))
+    said = call("plan", quantised, "--prompt-tokens", 2, "--worker-option", "weights=packed")
+    assert said.code == 2
+    assert "(weights " in said.err
     leave(total - 1)
     said = call(*asked["plan"])
     assert said.code == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from swactor_core import free_memory
-from swactor_core.free_memory import available_memory, machine_rest, rest_in_words, rest_of_groups
+from swactor_core.free_memory import available_memory, machine_rest, rest_in_words, rest_of_groups, swap_rest
 
 
 def write(group: Path, limit: str, used: int, *, high: str = "max") -> None:
@@ -85,6 +85,12 @@ def test_the_machine_says_it_in_its_own_words(
 ) -> None:
     monkeypatch.setattr(Path, "read_text", lambda self: {"/proc/meminfo": text}[str(self)])
     assert machine_rest() == rest
+
+
+@pytest.mark.parametrize(("text", "rest"), [("SwapTotal: 9 kB\nSwapFree: 2 kB\n", 2048), ("SwapFree:", 0)])
+def test_swap_is_what_can_be_paged_out(monkeypatch: pytest.MonkeyPatch, text: str, rest: int) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda *_: text)
+    assert swap_rest() == rest
 
 
 def test_a_machine_without_proc_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

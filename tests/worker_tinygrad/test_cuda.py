@@ -5,19 +5,26 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from swactor_core.checks import CheckStatus
 from swactor_core.errors import ConfigError, ResourceError
+from swactor_core.orchestrator.requests import PREFILL_CHUNK
 from swactor_worker_tinygrad import doctor, drivers, environment, plugin
 
 HERE, DATA = Path(__file__).parent, Path(__file__).parent.parent / "data"
 LIBRARIES = {"driver": "libcuda.so.1", "nvrtc": "libnvrtc.so.12"}
+MODEL, QUANTISED = "tiny/llama-gqa", "quants/Q4_0"
+
+
+def reference(name: str) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads((DATA / f"{name}.json").read_text())
+    return made
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +38,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {
         "LD_LIBRARY_PATH": str(folder),
         "STAND_IN_CUDA": str(HERE / "cuda"),
+        "STAND_IN_CUDA_FILES": str(folder),
         "CUDA_PATH": str(HERE / "cuda"),
         "XDG_CACHE_HOME": str(folder / "cache"),
     }
@@ -52,11 +60,13 @@ def python(code: str, variables: dict[str, str]) -> str:
 
 
 def run(
-    model: Path, variables: dict[str, str], *options: str, ids: str = "1,2,3,4", tokens: int = 8
+    variables: dict[str, str], *options: str, program: tuple[str, ...] = ("-m", "swactor_cli")
 ) -> tuple[int, dict[str, Any], str]:
-    """Exit code, result and stderr of the command with `--device CUDA`."""
-    command = [sys.executable, "-m", "swactor_cli", "run", str(model), "--prompt-ids", ids, "--json"]
-    command += ["--max-tokens", str(tokens), "--temperature", "0", "--ignore-eos", *options]
+    """Exit code, result and stderr of the command with `--device CUDA`, for the model's reference."""
+    made = reference(MODEL)
+    command = [sys.executable, *program, "run", str(DATA / f"{MODEL}.gguf"), "--json"]
+    command += ["--prompt-ids", ",".join(map(str, made["prompt"])), "--max-tokens", str(len(made["greedy"]))]
+    command += ["--temperature", "0", "--ignore-eos", *options]
     if "--device" not in options:
         command += ["--device", "CUDA"]
     done = subprocess.run(
@@ -71,60 +81,9 @@ def run(
     return done.returncode, json.loads(lines[-1]) if lines else {}, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "nodes"), [("tiny/llama-gqa", 1), ("tiny/llama-gqa", 2), ("quants/Q4_1", 1)]
-)
-def test_tokens_are_those_of_the_reference(name: str, nodes: int, stand_in: dict[str, str]) -> None:
-    reference = json.loads((DATA / f"{name}.json").read_text())
-    prompt = ",".join(map(str, reference["prompt"]))
-    code, result, said = run(
-        DATA / f"{name}.gguf", stand_in, "--nodes", str(nodes), ids=prompt, tokens=len(reference["greedy"])
-    )
-    assert (code, result["outcome"]) == (0, "completed"), said
-    assert result["token_ids"] == reference["greedy"]
-    stages = result["stats"]["stages"]
-    assert [stage["kernels"] for stage in stages] == ["graph"] * nodes
-    # work that was only queued would be counted where somebody waits for it: on the last stage, or nowhere
-    assert all(stage["decode_seconds"] > 0.3 * stages[-1]["decode_seconds"] for stage in stages)
-
-
 STAGE = """
 import ctypes
-from pathlib import Path
-from stage_support import Pipeline
-from swactor_worker_tinygrad import create
-
-backend = create({"device": "CUDA"})
-driver = ctypes.CDLL("libcuda.so.1")
-
-def held():
-    backend.bridge.finish()
-    free, whole = ctypes.c_size_t(), ctypes.c_size_t()
-    assert driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(whole)) == 0
-    return whole.value - free.value
-
-made = []
-for _ in range(3):
-    pipeline = Pipeline(backend, Path(MODEL), 2)
-    GENERATE
-    most = held()
-    pipeline.close()
-    made.append((held(), most))
-print(made)
-"""
-
-
-def test_a_closed_stage_leaves_nothing_on_the_device(stand_in: dict[str, str]) -> None:
-    code = STAGE.replace("MODEL", repr(str(DATA / "tiny/llama-gqa.gguf")))
-    code = code.replace("GENERATE", "pipeline.generate([1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 4)")
-    made = eval(python(code, stand_in))  # a list of pairs of numbers
-    after, most = zip(*made, strict=True)
-    assert most[0] > 500_000, "two stages of 0.5 MB"
-    assert after[2] == after[1] == after[0] < 100_000, made
-    assert max(most) < 1.01 * most[0], made
-
-
-KEPT = """
+import json
 from pathlib import Path
 from stage_support import Pipeline
 from swactor_worker_tinygrad import create
@@ -132,54 +91,162 @@ from swactor_worker_tinygrad import create
 backend = create({"device": "CUDA"})
 from swactor_worker_tinygrad import internals
 TinyJit, captured = internals.TinyJit, []
-internals.TinyJit = lambda function: captured.append(function) or TinyJit(function)
-pipeline = Pipeline(backend, Path(MODEL), 1)
-print(len(captured), *GENERATE)
-pipeline.close()
+internals.TinyJit = lambda function: captured.append(1) or TinyJit(function)
+driver = ctypes.CDLL("libcuda.so.1")
+queued = []
+
+def held():
+    backend.bridge.finish()
+    free, whole = ctypes.c_size_t(), ctypes.c_size_t()
+    assert driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(whole)) == 0
+    return whole.value - free.value
+
+def counted(execute):
+    def counting(*arguments):
+        made = execute(*arguments)
+        queued.append(driver.stand_in_queued())
+        return made
+    return counting
+
+made = []
+for model, stages, chunk, times, prompt, count in RUNS:
+    for _ in range(times):
+        context = len(prompt) + count
+        pipeline = Pipeline(backend, Path(model), stages, max_context=context, chunk=chunk)
+        if stages > 1:
+            pipeline.roles[0].execute = counted(pipeline.roles[0].execute)
+        tokens = pipeline.generate(prompt, count)
+        most = held()
+        pipeline.close()
+        made.append({"captured": len(captured), "tokens": tokens, "after": held(), "most": most})
+print(json.dumps([made, queued]))
 """
 
 
-def test_a_second_start_captures_nothing(stand_in: dict[str, str], tmp_path: Path) -> None:
-    reference = json.loads((DATA / "tiny/llama-gqa.json").read_text())
-    code = KEPT.replace("MODEL", repr(str(DATA / "tiny/llama-gqa.gguf")))
-    code = code.replace("GENERATE", f"pipeline.generate({reference['prompt']}, {len(reference['greedy'])})")
-    variables = {**stand_in, "XDG_CACHE_HOME": str(tmp_path)}
-    first, second = (python(code, variables).split() for _ in range(2))
-    assert int(first[0]) == 3, "one row, a chunk of rows, the head"
-    assert int(second[0]) == 0
-    assert first[1:] == second[1:] == [str(token) for token in reference["greedy"]]
+@dataclass(frozen=True)
+class Start:
+    """Of a process that computes models one after the other: what it has captured so far, the tokens, and
+    what the device held after a model was closed and before; and what was queued after each step of a first
+    stage."""
+
+    models: list[dict[str, Any]]
+    queued: list[int]
 
 
-def test_a_full_device_is_told_as_that(stand_in: dict[str, str]) -> None:
-    code, result, said = run(DATA / "tiny/llama-gqa.gguf", {**stand_in, "STAND_IN_CUDA_MEMORY": "300000"})
-    assert (code, result["outcome"]) == (1, "faulted")
-    assert result["fault"]["reason"] == "DeviceOutOfMemory"
-    assert "the device has not enough memory for this stage" in said
-    assert "Traceback" not in said
+@pytest.fixture(scope="session")
+def starts(stand_in: dict[str, str]) -> list[Start]:
+    """Two processes, one after the other: the model in two stages, of the first one three times; then a
+    quantised one in one stage, row by row: what takes the time is to capture."""
+    made = []
+    for times in (3, 1):
+        runs = [(MODEL, 2, PREFILL_CHUNK, times), (QUANTISED, 1, 1, 1)]
+        all_of = [
+            (str(DATA / f"{name}.gguf"), *how, reference(name)["prompt"], len(reference(name)["greedy"]))
+            for name, *how in runs
+        ]
+        made.append(Start(*json.loads(python(STAGE.replace("RUNS", repr(all_of)), stand_in))))
+    return made
 
 
-@pytest.mark.parametrize("launches", [20, 200])
-def test_a_lost_device_ends_the_run_with_its_own_words(launches: int, stand_in: dict[str, str]) -> None:
-    variables = {**stand_in, "STAND_IN_CUDA_LAUNCHES": str(launches)}
-    code, result, said = run(DATA / "tiny/llama-gqa.gguf", variables, tokens=64)
+@pytest.fixture(scope="session")
+def tuned(stand_in: dict[str, str], starts: list[Start]) -> dict[str, str]:
+    """The machine, with the graphs of the model: runs of it read what `starts` has captured."""
+    return stand_in
+
+
+def test_a_closed_stage_leaves_nothing_on_the_device(starts: list[Start]) -> None:
+    times = starts[0].models[:3]
+    after, most = [each["after"] for each in times], [each["most"] for each in times]
+    assert most[0] > 500_000, "two stages of 0.5 MB"
+    assert after[2] == after[1] == after[0] < 100_000, times
+    assert max(most) < 1.01 * most[0], times
+
+
+def test_a_second_start_captures_nothing(starts: list[Start]) -> None:
+    counts = [[model["captured"] for model in start.models] for start in starts]
+    assert counts[0] == [3, 3, 3, 3 + 2], "one row, a chunk of rows, the head; one row, the head"
+    assert counts[1] == [0, 0]
+
+
+def test_stages_of_both_starts_give_the_tokens_of_the_reference(starts: list[Start]) -> None:
+    for start in starts:
+        *whole, quantised = (model["tokens"] for model in start.models)
+        assert whole == [reference(MODEL)["greedy"]] * len(whole)
+        assert quantised == reference(QUANTISED)["greedy"]
+
+
+def test_a_stage_has_done_its_step_when_it_says_so(starts: list[Start]) -> None:
+    """Work that is only queued would be the next stage's time, or its failure."""
+    steps = len(reference(MODEL)["greedy"])
+    assert [start.queued for start in starts] == [[0] * 3 * steps, [0] * steps]
+
+
+def test_nodes_give_the_tokens_of_the_reference(tuned: dict[str, str]) -> None:
+    code, result, said = run(tuned, "--nodes", "2")
+    assert (code, result["outcome"]) == (0, "completed"), said
+    assert result["token_ids"] == reference(MODEL)["greedy"]
+    assert [stage["kernels"] for stage in result["stats"]["stages"]] == ["graph", "graph"]
+
+
+def test_a_lost_device_ends_the_run_with_its_own_words(tuned: dict[str, str]) -> None:
+    code, result, said = run({**tuned, "STAND_IN_CUDA_LAUNCHES": "200"})
     assert (code, result["outcome"]) == (1, "faulted")
     assert "CUDA Error 700, an illegal memory access was encountered" in result["fault"]["detail"]
     assert "Traceback" not in said
 
 
+LOADED = """
+from pathlib import Path
+from stage_support import config_of, manifest_of
+from swactor_core.spi.worker import RoleError
+from swactor_worker_tinygrad import create
+
+backend, said = create({"device": "CUDA"}), []
+config = config_of(manifest_of(Path(MODEL)), max_context=CONTEXT, chunk=CHUNK)
+try:
+    backend.configure(config, progress=said.append, should_abort=lambda: False)
+except RoleError as error:
+    print(said[-1].phase, error.reason, error.message)
+"""
+
+
 @pytest.mark.parametrize(
-    ("device", "devices", "error"),
+    ("variable", "value", "error"),
     [
-        ("CUDA", "0", "CUDA Error 100, no CUDA-capable device is detected"),
-        ("CUDA:1", "1", "CUDA Error 101, invalid device ordinal"),
+        ("MEMORY", 300000, "weights DeviceOutOfMemory the device has not enough memory for this stage"),
+        ("LAUNCHES", 20, "compile BackendError RuntimeError: CUDA Error 700, an illegal memory access"),
     ],
 )
-def test_a_device_that_is_not_there(device: str, devices: str, error: str, stand_in: dict[str, str]) -> None:
-    variables = {**stand_in, "STAND_IN_CUDA_DEVICES": devices}
-    code, result, said = run(DATA / "tiny/llama-gqa.gguf", variables, "--device", device)
+def test_a_device_that_is_full_or_lost_while_a_stage_is_loaded(
+    variable: str, value: int, error: str, tuned: dict[str, str]
+) -> None:
+    made = reference(MODEL)
+    code = LOADED.replace("MODEL", repr(str(DATA / f"{MODEL}.gguf"))).replace("CHUNK", str(PREFILL_CHUNK))
+    code = code.replace("CONTEXT", str(len(made["prompt"]) + len(made["greedy"])))
+    said = python(code, {**tuned, f"STAND_IN_CUDA_{variable}": str(value)})
+    assert said.startswith(error), said
+
+
+def test_a_device_that_is_not_there(stand_in: dict[str, str]) -> None:
+    code, result, said = run({**stand_in, "STAND_IN_CUDA_DEVICES": "1"}, "--device", "CUDA:1")
     assert code == 1
-    assert f"device '{device}' cannot be opened: RuntimeError: {error}" in result["fault"]["detail"]
+    error = "device 'CUDA:1' cannot be opened: RuntimeError: CUDA Error 101, invalid device ordinal"
+    assert error in result["fault"]["detail"]
     assert "`nvidia-smi` lists what the driver has" in said
+
+
+def test_a_machine_whose_driver_has_no_device(stand_in: dict[str, str]) -> None:
+    code = """
+from swactor_core.errors import ResourceError
+from swactor_worker_tinygrad import create
+try:
+    create({"device": "CUDA"}).bridge
+except ResourceError as error:
+    print(error.message)
+"""
+    said = python(code, {**stand_in, "STAND_IN_CUDA_DEVICES": "0"})
+    error = "CUDA Error 100, no CUDA-capable device is detected"
+    assert said.strip() == f"device 'CUDA' cannot be opened: RuntimeError: {error}"
 
 
 def test_a_second_device_is_another_one(stand_in: dict[str, str]) -> None:
@@ -187,8 +254,10 @@ def test_a_second_device_is_another_one(stand_in: dict[str, str]) -> None:
     assert python(code, {**stand_in, "STAND_IN_CUDA_DEVICES": "2"}).strip() == "CUDA:1"
 
 
-def test_nothing_is_started_without_a_driver(tmp_path: Path) -> None:
-    code, result, said = run(DATA / "tiny/llama-gqa.gguf", {"LD_LIBRARY_PATH": "", "CUDA_PATH": ""})
+def test_nothing_is_started_without_a_driver() -> None:
+    program = "from swactor_worker_tinygrad import drivers; drivers.cuda_driver = lambda: None\n"
+    program += "import swactor_cli.__main__"
+    code, result, said = run({}, program=("-c", program))
     assert (code, result) == (1, {})
     assert "NVIDIA's driver (libcuda.so.1) is not found on this machine" in said
     assert "docker run --gpus all" in said
@@ -199,6 +268,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for libraries and headers, the only one of its kind on the machine."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_PATH", str(tmp_path))
+    monkeypatch.setattr(drivers, "_FOLDERS", ())
+    monkeypatch.setattr(drivers, "_TOOLKITS", ())
     return tmp_path
 
 
@@ -232,31 +303,34 @@ def test_kernels_are_ptx_where_cuda_cannot_be_compiled(
 
 
 def test_libraries_are_found_where_tinygrad_finds_them(
-    machine: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, backend: Any
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, backend: Any
 ) -> None:
     from tinygrad.helpers import getenv
     from tinygrad.runtime.support.c import DLL
 
-    def both(name: str) -> Path | None:
+    machine, name = tmp_path, "probe"  # no machine has one of this name
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(machine))
+
+    def both() -> Path | None:
         getenv.cache_clear()
         found, theirs = drivers.library(name), DLL.findlib(name, [name])
         assert (None if found is None else str(found)) == theirs
         return found
 
-    assert both("cuda") is None
-    put(machine / "libcuda.so", b"INPUT(-lcuda)")  # a script of the linker
-    put(machine / "libcudart.so.12")
-    assert both("cuda") is None
-    library = put(machine / "libcuda.so.1")
-    assert both("cuda") == library
+    assert both() is None
+    put(machine / "libprobe.so", b"INPUT(-lprobe)")  # a script of the linker
+    put(machine / "libproberun.so.12")
+    assert both() is None
+    library = put(machine / "libprobe.so.1")
+    assert both() == library
     elsewhere = tmp_path_factory.mktemp("elsewhere")
-    first = put(elsewhere / "libcuda.so.1")
+    first = put(elsewhere / "libprobe.so.1")
     monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere:{machine}:{elsewhere}")
-    assert both("cuda") == library
-    monkeypatch.setenv("CUDA_PATH", str(elsewhere))
-    assert both("cuda") == first
-    monkeypatch.setenv("CUDA_PATH", str(put(elsewhere / "mine")))
-    assert both("cuda") == elsewhere / "mine"
+    assert both() == library
+    monkeypatch.setenv("PROBE_PATH", str(elsewhere))
+    assert both() == first
+    monkeypatch.setenv("PROBE_PATH", str(put(elsewhere / "mine")))
+    assert both() == elsewhere / "mine"
     getenv.cache_clear()
 
 
@@ -292,7 +366,3 @@ def test_whoever_names_no_device_hears_of_the_one_that_is_idle(
     assert not caplog.records
     check_machine({"device": ""})
     assert "the CPU computes: --device CUDA uses it" in caplog.text
-
-
-def test_the_stand_in_needs_what_the_project_needs() -> None:
-    assert shutil.which("clang++") is not None

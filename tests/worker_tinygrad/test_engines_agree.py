@@ -109,7 +109,7 @@ def test_packing_is_left_out_where_memory_is_short(
     from swactor_worker_tinygrad import backend as module
 
     monkeypatch.setattr(backend, "settings", replace(backend.settings, weights="auto"))
-    for available, packed in ((1 << 30, True), (1 << 10, False)):
+    for available, packed in ((1 << 30, True), (1 << 17, False)):
         monkeypatch.setattr(module, "available_memory", lambda value=available: value)
         pipeline = Pipeline(backend, model, 1)
         assert bool(pipeline.roles[0].engine.packed_names) == packed

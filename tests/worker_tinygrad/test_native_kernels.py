@@ -118,7 +118,11 @@ def test_many_rows_give_the_bits_of_one_row(kernels: Any, team: Any, name: str, 
 
 # more columns than are unpacked at a time, and such as are no whole number of them
 @pytest.mark.parametrize(
-    ("name", "columns"), [("Q4_1", 1568), ("Q4_1", 2560), ("Q6_K", 2304), ("F16", 1601), ("F32", 3079)]
+    ("name", "columns"),
+    [
+        *(("Q4_1", 1568), ("Q4_1", 2560), ("Q6_K", 2304), ("F16", 1601), ("F32", 3079)),
+        *(("MXFP4", 1568), ("NVFP4", 1600), ("Q1_0", 1664), ("IQ3_S", 1792), ("TQ1_0", 2304)),
+    ],
 )
 def test_many_wide_rows_give_the_bits_of_one_row(kernels: Any, team: Any, name: str, columns: int) -> None:
     kind, stored, values = stored_weights(name, 21, columns)

@@ -16,6 +16,8 @@ from swactor_core import free_memory
 from swactor_core.faults import RoleFailure
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.spi.worker import LoadProgress, RoleError
+from swactor_worker_tinygrad import backend as worker_backend
+from swactor_worker_tinygrad import memory, stage_tensors
 
 MODEL = DATA / "llama-gqa.gguf"
 
@@ -179,12 +181,57 @@ def test_a_stage_that_a_control_group_would_not_hold_is_refused_before_a_weight_
     backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[LoadProgress] = []
-    monkeypatch.setattr(free_memory, "machine_rest", lambda: 1 << 40)
+    leave(monkeypatch, 1 << 40)
     monkeypatch.setattr(free_memory, "group_rest", lambda: 1000)
     with pytest.raises(RoleError, match="and 1000 bytes are left in this control group") as caught:
         backend.configure(config_of(manifest_of(MODEL)), progress=said.append, should_abort=lambda: False)
     assert caught.value.reason is RoleFailure.DEVICE_OUT_OF_MEMORY
     assert said == []
+
+
+def leave(monkeypatch: pytest.MonkeyPatch, nbytes: int, *, swap: int = 0) -> None:
+    monkeypatch.setattr(free_memory, "machine_rest", lambda: nbytes)
+    monkeypatch.setattr(free_memory, "group_rest", lambda: None)
+    monkeypatch.setattr(worker_backend, "swap_rest", lambda: swap)
+
+
+def room_of(path: Path) -> tuple[int, int]:
+    """What the KV cache of the model takes, and what packing takes out of the file."""
+    parameters, tensors = stage_tensors.check_model(manifest_of(path), 64)
+    cache = 4 * len(tensors.blocks) * (64 + 8) * (parameters.key_width + parameters.value_width)
+    return cache, sum(ref.nbytes for ref in memory.packed_weights(tensors))
+
+
+@pytest.mark.parametrize("name", ["tiny/qwen3moe", "variants/gemma3-q8", "variants/qwen3moe-q8"])
+def test_packed_weights_need_room_and_mapped_ones_do_not(
+    packed_backend: Any, graph_backend: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Experts, an embedding that is no head, and what no kernel reads packed stay the file's."""
+    path = DATA.parent / f"{name}.gguf"
+    cache, packed = room_of(path)
+    assert packed < sum(ref.nbytes for ref in manifest_of(path).tensors)
+    config = config_of(manifest_of(path))
+
+    def configured(backend: Any) -> Any:
+        return backend.configure(config, progress=lambda _: None, should_abort=lambda: False)
+
+    leave(monkeypatch, cache + packed)
+    role = configured(packed_backend)
+    laid_out = {ref.name for ref in memory.packed_weights(role_tensors(path))}
+    assert role.engine.packed_names == laid_out
+    role.close()
+    leave(monkeypatch, cache + packed - 1)
+    with pytest.raises(RoleError, match=f"a KV cache of {cache} bytes" + " and packed" * bool(packed)):
+        configured(packed_backend)
+    leave(monkeypatch, cache + packed - 1, swap=1)
+    configured(packed_backend).close()
+    leave(monkeypatch, cache)
+    monkeypatch.setattr(graph_backend, "settings", replace(graph_backend.settings, weights="packed"))
+    configured(graph_backend).close()
+
+
+def role_tensors(path: Path) -> Any:
+    return stage_tensors.check_model(manifest_of(path), 64)[1]
 
 
 def test_two_stages_of_one_process_do_not_disturb_each_other(backend: Any) -> None:

@@ -52,6 +52,23 @@ def test_the_tables_are_those_of_the_kernels(backend: Any) -> None:
     assert native.LANES == LANES
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "in_file"),
+    [
+        ("quants/Q4_1", {"weights": "mapped"}, True),
+        ("quants/Q4_1", {"weights": "auto"}, True),
+        ("quants/Q4_1", {"weights": "packed"}, False),
+        ("quants/Q4_1", {"weights": "packed", "kernels": "graph"}, True),
+        ("tiny/llama-gqa", {"weights": "packed"}, True),
+        ("quants/Q4_1", {"device": "CUDA"}, False),
+    ],
+)
+def test_weights_are_the_file_s_unless_some_are_laid_out_anew(
+    name: str, settings: dict[str, str], in_file: bool
+) -> None:
+    assert said(DATA.parent / f"{name}.gguf", **settings).in_file is in_file
+
+
 def test_packing_fills_rows_up_and_copies_nothing_for_long() -> None:
     assert copies(DATA.parent / "variants" / "gemma3-q8.gguf", weights="packed") == 0
     path = DATA.parent / "variants" / "phi3-q8.gguf"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import grp
 import os
+import pwd
 import subprocess
 import sys
 from pathlib import Path
@@ -222,6 +224,21 @@ def test_kernels_lie_where_the_models_are(tmp_path: Path, monkeypatch: pytest.Mo
     assert kept.stored() == []
 
 
+def test_kernels_of_another_user_are_neither_listed_nor_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside models that many share, in a folder with a sticky bit."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    monkeypatch.setenv("SWACTOR_CACHE_DIR", str(tmp_path / "chosen"))
+    folder = environment.cache_folder("clang")
+    (stored,) = KeptKernels().stored()
+    give_away(folder, monkeypatch)
+    assert KeptKernels().stored() == []
+    with pytest.raises(ResourceError, match="is no folder of compiled kernels"):
+        KeptKernels().remove(stored)
+    assert folder.exists()
+
+
 @pytest.mark.parametrize(
     ("mode", "shared"), [(0o777, True), (0o1777, False), (0o775, False), (0o2775, True), (0o755, False)]
 )
@@ -233,13 +250,52 @@ def test_in_a_cache_that_others_write_into_no_kernels_are_kept_but_in_the_users_
     monkeypatch.setenv("SWACTOR_CACHE_DIR", str(tmp_path / "chosen"))
     (tmp_path / "chosen").mkdir()
     (tmp_path / "chosen").chmod(mode)
-    if mode == 0o2775:
-        monkeypatch.setattr(os, "getegid", lambda: (tmp_path / "chosen").stat().st_gid + 1)
+    monkeypatch.setattr(environment, "_own_group", lambda _: mode != 0o2775)
     where = "own" if shared else "chosen"
     assert environment.cache_folder("clang").is_relative_to(tmp_path / where)
     if shared:
         give_away(tmp_path / "own" / "swactor", monkeypatch)
         assert environment.kept_folder("clang") is None
+
+
+@pytest.mark.parametrize(
+    ("group", "members", "alone"),
+    [("me", [], True), ("me", ["me"], True), ("users", [], False), ("me", ["me", "you"], False)],
+)
+def test_the_first_group_of_a_user_may_be_that_of_others_too(
+    monkeypatch: pytest.MonkeyPatch, group: str, members: list[str], alone: bool
+) -> None:
+    """As on systems that make no group for each user, but have one for all of them."""
+    monkeypatch.setattr(grp, "getgrgid", lambda _: SimpleNamespace(gr_name=group, gr_mem=members))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="me"))
+    assert environment._own_group(os.getegid()) is alone
+
+
+def test_a_user_without_an_entry_has_the_group_of_the_same_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    assert environment._own_group(os.geteuid())
+    assert not environment._own_group(os.geteuid() + 1)
+
+
+@pytest.mark.parametrize("lack", ["writable", "room", "owned"])
+def test_a_cache_of_models_that_takes_no_kernels_leaves_them_to_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lack: str
+) -> None:
+    """As models that root has put on the machine for all: they are read, and nothing is written there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    monkeypatch.setenv("SWACTOR_CACHE_DIR", str(tmp_path / "chosen"))
+    folder = environment.cache_folder("clang")
+    assert folder.is_relative_to(tmp_path / "chosen")
+    if lack == "writable":
+        monkeypatch.setattr(os, "access", lambda path, _: not Path(path).is_relative_to(tmp_path / "chosen"))
+    elif lack == "room":
+        monkeypatch.setattr(environment, "has_room", lambda path, **_: path.is_relative_to(tmp_path / "own"))
+    else:
+        give_away(folder, monkeypatch)
+    assert environment.cache_folder("clang").is_relative_to(tmp_path / "own")
 
 
 def test_the_cache_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +392,8 @@ def test_the_plugin_is_light_until_its_factory_is_called() -> None:
 
 FAILURE = (
     "from swactor_core.errors import SwactorError\n"
-    "from swactor_worker_tinygrad import create\n"
+    "from swactor_worker_tinygrad import create, drivers\n"
+    "drivers.cuda_driver = lambda: None\n"
     "try: create({settings})\n"
     "except SwactorError as error: print(type(error).__name__, error.message, '|', error.hint)\n"
 )

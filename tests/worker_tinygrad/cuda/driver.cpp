@@ -5,7 +5,8 @@
  * at another address, which only copies and kernels know. New memory is full of NaNs, memory behind an allocation cannot
  * be read, and host memory that is freed under a queued copy ends the process. Of a graph's nodes the last one that may
  * comes first. An error of a kernel or copy stays, as on a device. Environment: STAND_IN_CUDA_MEMORY (bytes of the
- * device), STAND_IN_CUDA_LAUNCHES (kernels until the device is lost), STAND_IN_CUDA_DEVICES. */
+ * device), STAND_IN_CUDA_LAUNCHES (kernels until the device is lost), STAND_IN_CUDA_DEVICES, STAND_IN_CUDA_FILES (a folder
+ * for what it has to write). */
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -150,6 +151,12 @@ int cuCtxSynchronize() {
   return run_queue();
 }
 
+/* No function of the driver: what nobody has waited for yet. */
+int stand_in_queued() {
+  std::lock_guard<std::recursive_mutex> held(lock);
+  return queue.size();
+}
+
 int cuMemGetInfo_v2(size_t *available, size_t *total) {
   ENTER;
   *total = number("STAND_IN_CUDA_MEMORY", 1ull << 33);
@@ -249,12 +256,13 @@ int cuModuleLoadData(Module **module, const void *image) {
   if (memcmp(image, "\x7f" "ELF", 4)) return INVALID_PTX;
   const Elf64_Ehdr *header = (const Elf64_Ehdr *)image;
   const size_t size = header->e_shoff + (size_t)header->e_shnum * header->e_shentsize;
-  char path[] = "/tmp/module-XXXXXX"; /* a name of its own: a second library of one name would be the first */
-  const int file = mkstemp(path);
+  /* a name of its own: a second library of one name would be the first */
+  std::string path = std::string(getenv("STAND_IN_CUDA_FILES")) + "/module-XXXXXX";
+  const int file = mkstemp(&path[0]);
   if (file < 0 || write(file, image, size) != (ssize_t)size) return OUT_OF_MEMORY;
   close(file);
-  void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  unlink(path);
+  void *library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  unlink(path.c_str());
   if (!library) return INVALID_IMAGE;
   return *module = new Module{library}, SUCCESS;
 }

@@ -1,10 +1,13 @@
 /* A stand-in for NVRTC: CUDA C becomes a shared object for this processor, which `driver.cpp` takes for a module.
  *
- * What a source may use is in `include`; anything else is a compilation error with clang's own log, as NVRTC has it. */
+ * What a source may use is in `include`; anything else is a compilation error with clang's own log, as NVRTC has it.
+ * Environment: STAND_IN_CUDA (the folder of this file), STAND_IN_CUDA_FILES (a folder in which what is built is kept, and
+ * built once). */
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <sstream>
 #include <string>
 #include <unistd.h>
@@ -20,6 +23,8 @@ static std::string read(const std::string &path) {
   all << in.rdbuf();
   return all.str();
 }
+
+static std::string files() { return getenv("STAND_IN_CUDA_FILES"); }
 
 static std::string kernel_name(const std::string &source) {
   const size_t bounds = source.find("__launch_bounds__");
@@ -37,28 +42,31 @@ int nvrtcCreateProgram(Program **program, const char *source, const char *, int,
 }
 int nvrtcDestroyProgram(Program **program) { return delete *program, *program = nullptr, SUCCESS; }
 
-int nvrtcCompileProgram(Program *program, int, const char *const *) {
-  char folder[] = "/tmp/kernel-XXXXXX";
-  if (!mkdtemp(folder)) return COMPILATION;
-  const std::string at = folder, name = kernel_name(program->source), home = getenv("STAND_IN_CUDA");
-  const char *barriers = program->source.find("__syncthreads") == std::string::npos ? "false" : "true";
-  std::ofstream(at + "/kernel.cpp") << "#include <device.h>\n" << program->source << "\nextern \"C\" void entry__" << name
-                                    << "(const char *arguments, const unsigned *dims) { launch(" << name
-                                    << ", arguments, dims, " << barriers << "); }\n";
-  const bool headers = !getenv("STAND_IN_CUDA_NO_HEADERS");
-  const std::string device = headers ? "-I" + home + "/include" : "-include " + home + "/include/device.h -I" + home + "/none";
-  if (!headers) { /* as where the library came alone: its own words are there, files to include are not */
-    std::string text = read(at + "/kernel.cpp");
-    std::ofstream(at + "/kernel.cpp") << text.substr(text.find('\n') + 1);
-  }
-  const std::string command = "${STAND_IN_CUDA_CLANG:-clang++} -std=c++17 -O1 -march=native -w -fPIC -shared " + device + " " + at +
-                              "/kernel.cpp -o " + at + "/kernel.so > " + at + "/log 2>&1";
+/* By the compiler and the linker themselves: clang's way to a shared object of C++ takes twice as long. */
+static int build(Program *program, const std::string &text, const std::string &kept) {
+  std::string folder = files() + "/kernel-XXXXXX";
+  if (!mkdtemp(&folder[0])) return COMPILATION;
+  const std::string at = folder + "/kernel", headers = getenv("STAND_IN_CUDA");
+  std::ofstream(at + ".cpp") << text;
+  const std::string command = "{ clang++ -std=c++17 -O1 -march=native -w -fPIC -c -I" + headers + "/include " + at + ".cpp -o " +
+                              at + ".o && ld -shared " + at + ".o -lm -o " + at + ".so; } > " + at + ".log 2>&1";
   const int failed = system(command.c_str());
-  program->log = read(at + "/log");
-  program->image = failed ? "" : read(at + "/kernel.so");
-  for (const char *file : {"/kernel.cpp", "/kernel.so", "/log"}) unlink((at + file).c_str());
-  rmdir(folder);
+  program->log = read(at + ".log");
+  if (!failed) rename((at + ".so").c_str(), kept.c_str());
+  for (const char *end : {".cpp", ".o", ".so", ".log"}) unlink((at + end).c_str());
+  rmdir(folder.c_str());
   return failed ? COMPILATION : SUCCESS;
+}
+int nvrtcCompileProgram(Program *program, int, const char *const *) {
+  const std::string name = kernel_name(program->source);
+  const char *barriers = program->source.find("__syncthreads") == std::string::npos ? "false" : "true";
+  const std::string text = "#include <device.h>\n" + program->source + "\nextern \"C\" void entry__" + name +
+                           "(const char *arguments, const unsigned *dims) { launch(" + name + ", arguments, dims, " + barriers +
+                           "); }\n";
+  const std::string kept = files() + "/" + std::to_string(std::hash<std::string>()(text)) + ".so";
+  const int failed = access(kept.c_str(), R_OK) ? build(program, text, kept) : SUCCESS;
+  program->image = failed ? "" : read(kept);
+  return failed;
 }
 int nvrtcGetPTXSize(Program *program, size_t *size) { return *size = program->image.size(), SUCCESS; }
 int nvrtcGetPTX(Program *program, char *to) { return memcpy(to, program->image.data(), program->image.size()), SUCCESS; }

@@ -62,6 +62,7 @@ def check_memory_here(
         prefill_chunk=prefill_chunk,
         worker=worker,
         free=free,
+        swap=free_memory.swap_rest(),
         where=free_memory.rest_in_words(),
     )
     if said:

@@ -26,17 +26,19 @@ def check_free_memory(
     prefill_chunk: int,
     worker: WorkerMemory | None,
     free: int | None,
+    swap: int = 0,
     where: str,
 ) -> str:
     """For a plan whose nodes and their workers are all yet to be started in the `free` bytes of one machine,
     `where` in words: what is to be said to people, or an empty string. Raises UsageError where the kernel
-    would end a worker for want of memory. Nothing is known, and nothing said, without `free`, of a worker
-    that tells nothing of its memory, and of one that computes in a memory of its own."""
+    would end a worker for want of memory, of which it pages out `swap` bytes first. Nothing is known, and
+    nothing said, without `free`, of a worker that tells nothing of its memory, and of one that computes in a
+    memory of its own."""
     if free is None or worker is None or not worker.process:
         return ""
     held = stage_memory(plan, facts, prefill_chunk=prefill_chunk, workers=[worker] * len(plan.stages))
     nodes = NODE_PROCESS * len(held)
-    if (kept := nodes + sum(stage.kept for stage in held)) > free:
+    if (kept := nodes + sum(stage.kept for stage in held)) > free + swap:
         raise UsageError(
             f"the model does not fit: {len(held)} stages here need {kept} bytes ({_parts(held, nodes)}), and "
             f"{free} bytes of memory are left {where}",

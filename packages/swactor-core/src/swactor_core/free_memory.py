@@ -18,11 +18,21 @@ def available_memory() -> int | None:
 
 def machine_rest() -> int | None:
     """The kernel's own estimate of what can be had without paging, in bytes."""
+    return _of_machine("MemAvailable:")
+
+
+def _of_machine(name: str) -> int | None:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
     except (OSError, ValueError, IndexError, StopIteration):
         return None
+
+
+def swap_rest() -> int:
+    """Bytes that the machine can page out before it has to end a process; what a control group may page out
+    is not looked at."""
+    return _of_machine("SwapFree:") or 0
 
 
 def rest_in_words() -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from swactor_core.errors import ResourceError, SwactorError
 from swactor_core.faults import RoleFailure
-from swactor_core.free_memory import available_memory, rest_in_words
+from swactor_core.free_memory import available_memory, rest_in_words, swap_rest
 from swactor_core.memory import F32_BYTES
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.specs import DTypeFamily, ObjectKind, ObjectSpec, align_up
@@ -26,6 +26,7 @@ from swactor_core.spi.worker import LoadProgress, RoleError, StageConfig
 
 from swactor_worker_tinygrad import environment
 from swactor_worker_tinygrad.families import FAMILIES
+from swactor_worker_tinygrad.memory import packed_weights
 from swactor_worker_tinygrad.parameters import ModelParameters
 from swactor_worker_tinygrad.stage_tensors import StageTensors, check_model
 from swactor_worker_tinygrad.tensor_types import GRAPH_TYPES
@@ -191,7 +192,7 @@ class TinygradBackend:
             wanted.append(tensors.embedding)
         chunk = min(config.prefill_chunk, config.max_context)
         context = align_up(config.max_context, chunk) + chunk
-        self._check_room(parameters, wanted, context=context, layers=len(tensors.blocks))
+        self._check_room(parameters, tensors, context=context, native=native)
         bound = weights.bind_all(
             files,
             wanted,
@@ -293,6 +294,7 @@ class TinygradBackend:
             engine.step(count, 0)
             if config.manifest.last:
                 engine.project(count)
+            self._bridge.finish()
             progress(LoadProgress("compile", len(steps) + done + 1, total))
         role = ModelStage(config, engine=engine, bridge=self._bridge, files=files)
         self._roles.add(role)
@@ -338,15 +340,21 @@ class TinygradBackend:
         engine.search = KernelSearch(0)
 
     def _check_room(
-        self, parameters: ModelParameters, wanted: list[TensorRef], *, context: int, layers: int
+        self, parameters: ModelParameters, tensors: StageTensors, *, context: int, native: bool
     ) -> None:
         """Raises RoleError for what the kernel would end this process for, before any weight is read."""
         free = available_memory() if self.settings.device_kind == "CPU" else None
+        if free is None:
+            return
+        layers = len(tensors.blocks)
         cache = F32_BYTES * layers * context * (parameters.key_width + parameters.value_width)
-        packed = sum(ref.nbytes for ref in wanted) if self.settings.weights == "packed" else 0
-        if free is not None and cache + packed > free:
+        packed = 0
+        if native and self.settings.weights == "packed":
+            packed = sum(ref.nbytes for ref in packed_weights(tensors))
+        if cache + packed > free + (swap := swap_rest()):
             held = f"a KV cache of {cache} bytes" + f" and packed weights of {packed}" * bool(packed)
-            raise _role_error(MemoryError(f"{held}, and {free} bytes are left {rest_in_words()}"))
+            paged = f", and {swap} of swap" * bool(swap)
+            raise _role_error(MemoryError(f"{held}, and {free} bytes are left {rest_in_words()}{paged}"))
 
     def _packs(self, wanted: list[TensorRef]) -> bool:
         """Whether quantised matrices are laid out anew: that is faster, but needs their size again in memory,
@@ -434,4 +442,4 @@ def _remedy_of_data_base(path: str, code: int) -> str:
         return f"remove {path!r}: it is made anew"
     if code == 5:  # SQLITE_BUSY
         return "another process holds it for too long: end that one, or run again"
-    return "make room on that disk, or set XDG_CACHE_HOME to a folder on another"
+    return "make room on that disk, or set SWACTOR_CACHE_DIR to a folder on another"

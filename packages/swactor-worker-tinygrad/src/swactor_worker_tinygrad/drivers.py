@@ -21,6 +21,11 @@ _TOOLKITS = tuple(
     for root in ("opt", "usr/local")
     for target in (_MULTIARCH.rsplit("-", 1)[0], "sbsa-linux")
 )
+_FOLDERS = (
+    *("/usr/lib64", "/usr/lib", "/usr/local/lib", "/usr/lib/wsl/lib/", "/lib", "/lib64"),
+    f"/lib/{_MULTIARCH}",
+)
+_INCLUDES = ("/usr/local/cuda/include", "/usr/include", "/opt/cuda/include")
 _HEADER = "cuda_fp16.h"  # what tinygrad's sources for halves include
 
 
@@ -31,8 +36,7 @@ def library(name: str, *, also: tuple[str, ...] = ()) -> Path | None:
     if named and Path(named).is_file():
         return Path(named)
     preset = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
-    usual = ("/usr/lib64", "/usr/lib", "/usr/local/lib", "/usr/lib/wsl/lib/", "/lib", "/lib64")
-    for folder in map(Path, (*([named] if named else []), *preset, *usual, f"/lib/{_MULTIARCH}", *also)):
+    for folder in map(Path, (*([named] if named else []), *preset, *_FOLDERS, *also)):
         try:
             files = [file for file in folder.iterdir() if file.is_file()]
         except OSError:
@@ -63,6 +67,5 @@ def compiles_cuda() -> bool:
     if library("nvrtc", also=_TOOLKITS) is None:
         return False
     toolkit = os.environ.get("CUDA_PATH", "")
-    usual = ("/usr/local/cuda/include", "/usr/include", "/opt/cuda/include")
-    folders = (f"{toolkit}/include",) if toolkit else usual
+    folders = (f"{toolkit}/include",) if toolkit else _INCLUDES
     return any((Path(folder) / _HEADER).is_file() for folder in folders)

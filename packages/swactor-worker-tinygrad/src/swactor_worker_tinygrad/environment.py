@@ -7,10 +7,12 @@ here has to be settled before its first import, because tinygrad reads the envir
 from __future__ import annotations
 
 import contextlib
+import grp
 import hashlib
 import logging
 import os
 import platform
+import pwd
 import shutil
 import stat
 import subprocess
@@ -301,12 +303,25 @@ def cache_root() -> Path | None:
 
 
 def kept_folder(compiler: str) -> Path | None:
-    """A folder for compiled kernels under `cache_root` that only this user can write: cached values are
-    unpickled when read. None where none can be written, its disk has no room for them, or another user could
-    put another in its place. Raises ResourceError when the folder belongs to somebody else."""
-    root = cache_root()
-    if root is None or _others_folder(root) is not None:
-        return None
+    """A folder for compiled kernels that only this user can write, as cached values are unpickled when read:
+    in the first of `cache_roots` that can have one. None where none can be written, its disk has no room for
+    them, or another user could put another in its place. Raises ResourceError when the folder is somebody
+    else's."""
+    refused = None
+    for root in cache_roots():
+        if _others_folder(root) is not None:
+            continue
+        try:
+            if (folder := _kept_in(root, compiler)) is not None:
+                return folder
+        except ResourceError as error:
+            refused = error
+    if refused is not None:
+        raise refused
+    return None
+
+
+def _kept_in(root: Path, compiler: str) -> Path | None:
     folder = _of_tinygrad(root) / cpu_key(compiler)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -325,15 +340,26 @@ def _of_tinygrad(root: Path) -> Path:
 def _others_folder(root: Path) -> Path | None:
     """The one of the folders above that of compiled kernels in which others can put another in the place of
     what is in it, at any time: neither this user's nor root's, or written by others and without a sticky bit.
-    This user's own group is no other."""
+    A group that is this user's alone is no other."""
     for folder in (root, _of_tinygrad(root)):
         with contextlib.suppress(OSError):  # none is there yet
             state = folder.stat()
-            group = 0 if state.st_gid == os.getegid() else stat.S_IWGRP
+            group = 0 if _own_group(state.st_gid) else stat.S_IWGRP
             written = state.st_mode & (stat.S_IWOTH | group) and not state.st_mode & stat.S_ISVTX
             if state.st_uid not in (0, os.geteuid()) or written:
                 return folder
     return None
+
+
+def _own_group(number: int) -> bool:
+    """Whether it is the group that most systems make for each user, of the user's number or name; elsewhere
+    users share a group, their first one too."""
+    user = os.geteuid()
+    try:
+        group, named = grp.getgrgid(number), pwd.getpwuid(user)
+    except KeyError:
+        return number == user
+    return group.gr_name == named.pw_name and set(group.gr_mem) <= {named.pw_name}
 
 
 def _closed_to_others(folder: Path) -> bool:

@@ -135,12 +135,14 @@ def new_buffer(device: str, nbytes: int) -> Buffer:
 
 
 def release_unused(device: str) -> None:
-    """Gives memory that tinygrad keeps for reuse back to the system."""
+    """Gives memory that tinygrad keeps for reuse back to the system. A device that has failed, as it says at
+    every call, has its memory until the process ends."""
     allocator = Device[device].allocator
     if hasattr(allocator, "free_cache"):
-        # Freeing waits for the device, which may allocate: in the middle of its own walk through the cache.
-        Device[device].synchronize()
-        allocator.free_cache()
+        with contextlib.suppress(RuntimeError):  # or it would hide what the device failed of
+            # freeing waits for the device, which may allocate in the middle of its own walk through the cache
+            Device[device].synchronize()
+            allocator.free_cache()
 
 
 def finish(device: str) -> None:

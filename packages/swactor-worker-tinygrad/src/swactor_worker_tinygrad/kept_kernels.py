@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 from pathlib import Path
 
 from swactor_core.errors import ResourceError
@@ -48,8 +49,16 @@ class KeptKernels:
         return True
 
     def _folders(self) -> list[Path]:
+        """This user's: beside models that many share others have theirs."""
         found = (path for root in cache_roots() for path in root.glob("tinygrad-*/*"))
-        return sorted(path for path in found if path.is_dir())
+        return sorted(path for path in found if _is_own(path))
+
+
+def _is_own(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        state = path.stat()
+        return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()
+    return False
 
 
 def _in_use(folder: Path) -> bool:

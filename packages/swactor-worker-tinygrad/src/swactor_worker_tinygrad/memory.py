@@ -37,18 +37,20 @@ def model_memory(
     parameters, tensors = check_model(manifest, max_context)
     native = wanted.kernels != "graph" and wanted.has_native_kernels  # as the backend decides it
     packed = native and wanted.weights != "mapped"
+    laid_out = packed_weights(tensors) if packed else []
 
     def copies(refs: Iterable[TensorRef]) -> int:
         unpacked = (ref for ref in refs if ref.ggml_type not in (NATIVE_TYPES if native else GRAPH_TYPES))
         return sum(_elements(ref) * F32_BYTES for ref in unpacked)
 
-    layers = tuple(copies(block.values()) + packed * _packed(block) for block in tensors.blocks)
+    layers = tuple(
+        copies(block.values()) + packed * _filled_up(_packed_of(block)) for block in tensors.blocks
+    )
     # a graph takes rows of the embedding from the file; native kernels read the table
     table = [tensors.embedding] if native and tensors.embedding is not None else []
     ends = [ref for ref in (tensors.output_norm, tensors.head, tensors.head_bias) if ref is not None]
     head = copies(ends)
-    if packed and tensors.head is not None:
-        head += _filled_up([tensors.head])
+    head += _filled_up(ref for ref in laid_out if ref is tensors.head)
     rows = min(prefill_chunk, max_context)
     places = max_context + spare_rows(max_context, prefill_chunk)
     scratch = _expert_rows(parameters, rows) + _further_tables(parameters, places)
@@ -61,7 +63,7 @@ def model_memory(
         shared=copies(table) if tensors.head == tensors.embedding else 0,
         scratch=scratch,
         process=_process(wanted, native=native),
-        in_file=wanted.device_kind == "CPU" and wanted.weights != "packed",
+        in_file=wanted.device_kind == "CPU" and not (laid_out and wanted.weights == "packed"),
     )
 
 
@@ -79,18 +81,26 @@ def _elements(ref: TensorRef) -> int:
     return elements
 
 
-def _packed(block: Mapping[str, TensorRef]) -> int:
-    """What packing adds to a layer: a matrix takes its place anew and lets its pages of the file go."""
-    return _filled_up(
+def packed_weights(tensors: StageTensors) -> list[TensorRef]:
+    """The matrices that packing takes out of the file and lays out anew: none of experts, nor of other types,
+    and of the embedding only one that is the head."""
+    head = [] if tensors.head is None or tensors.head.ggml_type not in PACKED_TYPES else [tensors.head]
+    return [ref for block in tensors.blocks for ref in _packed_of(block)] + head
+
+
+def _packed_of(block: Mapping[str, TensorRef]) -> list[TensorRef]:
+    return [
         ref
         for name, ref in block.items()
-        if len(ref.dims) > 1 and name.removesuffix(".weight") not in _KEPT_IN_FILE
-    )
+        if len(ref.dims) > 1
+        and name.removesuffix(".weight") not in _KEPT_IN_FILE
+        and ref.ggml_type in PACKED_TYPES
+    ]
 
 
-def _filled_up(refs: Iterable[TensorRef]) -> int:
-    """Rows filled up to whole lanes."""
-    packed = [ref for ref in refs if ref.ggml_type in PACKED_TYPES]
+def _filled_up(packed: Iterable[TensorRef]) -> int:
+    """What packing adds: a matrix takes its place anew and lets its pages of the file go, but its rows are
+    filled up to whole lanes."""
     return sum(ref.nbytes // ref.dims[1] * (align_up(ref.dims[1], LANES) - ref.dims[1]) for ref in packed)
 
 

@@ -35,7 +35,7 @@ def passing_folder() -> Path:
         if not has_room(Path(place), used=False):
             raise ResourceError(
                 f"no folder for compiled kernels has {ROOM >> 20} MiB free, nor has {place!r}",
-                hint="make room, or set XDG_CACHE_HOME or TMPDIR to a folder on another disk",
+                hint="make room, or set SWACTOR_CACHE_DIR or TMPDIR to a folder on another disk",
             )
         for _ in range(TRIES):
             folder = Path(tempfile.mkdtemp(prefix=PREFIX))
@@ -48,9 +48,11 @@ def passing_folder() -> Path:
     except OSError as error:
         raise ResourceError(
             f"no folder for compiled kernels can be made: {error.strerror or error}",
-            hint="set XDG_CACHE_HOME or TMPDIR to a folder that can be written",
+            hint="set SWACTOR_CACHE_DIR or TMPDIR to a folder that can be written",
         ) from error
-    raise ResourceError(f"temporary folders are taken away {TRIES} times in a row", hint="set XDG_CACHE_HOME")
+    raise ResourceError(
+        f"temporary folders are taken away {TRIES} times in a row", hint="set SWACTOR_CACHE_DIR"
+    )
 
 
 def has_room(folder: Path, *, used: bool) -> bool:

@@ -1,9 +1,11 @@
 /* What CUDA C gives a kernel, on the host: the words that tinygrad's CUDA renderer writes, and the threads of a block.
  *
  * A block's threads are fibres where they meet at barriers, else one loop. `__shared__` is static: blocks run one
- * after the other. Included before every source that `nvrtc.cpp` builds. */
+ * after the other. Included before every source that `nvrtc.cpp` builds; of libraries it needs
+ * none but C's, which is there. */
 #pragma once
 #include <setjmp.h>
+#include <stdlib.h>
 #include <ucontext.h>
 
 #define __global__
@@ -85,12 +87,12 @@ __attribute__((noinline)) static void go_on(Thread *thread) {
 }
 
 inline Thread *make_threads(unsigned count) {
-  Thread *threads = new Thread[count];
+  Thread *threads = (Thread *)malloc(count * sizeof(Thread));
   for (unsigned i = 0; i < count; i++) {
     Thread &t = threads[i];
     t.begun = false;
     t.index = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
-    t.stack = new char[STACK];
+    t.stack = (char *)malloc(STACK);
     getcontext(&t.at);
     t.at.uc_stack.ss_sp = t.stack;
     t.at.uc_stack.ss_size = STACK;
@@ -155,7 +157,7 @@ void launch(void (*kernel)(A...), const char *arguments, const unsigned *dims, b
             for (threadIdx.x = 0; threadIdx.x < blockDim.x; threadIdx.x++) Call<A...>::once();
       }
   if (barriers) {
-    for (unsigned i = 0; i < count; i++) delete[] threads[i].stack;
-    delete[] threads;
+    for (unsigned i = 0; i < count; i++) free(threads[i].stack);
+    free(threads);
   }
 }
