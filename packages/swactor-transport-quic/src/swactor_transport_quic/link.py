@@ -440,7 +440,10 @@ class Link:
 
     def refused(self, address: Address) -> None:
         """The kernel says that nothing listens at `address`; what a peer has left is no news of it."""
-        if self.state is LinkState.CLOSED or not self.quic.path_refused(address):
+        if self.state is LinkState.CLOSED:
+            return
+        if not self.quic.path_refused(address):
+            self.flush_soon()  # what was to go there goes elsewhere now, and so do the timers
             return
         if self.state is LinkState.HANDSHAKE:
             self.lose("nothing listens there")

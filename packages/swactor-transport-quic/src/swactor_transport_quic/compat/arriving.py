@@ -143,7 +143,10 @@ class ArrivingPackets(MovingPeer):
             space.largest_received_time = now
             if elsewhere is not None:
                 elsewhere.bytes_received += len(data)
+                self.settle()  # what it acknowledges arrived where the peer was known to be
                 self.heard_elsewhere(elsewhere, now)
+            elif self.elsewhere is not None:
+                self.elsewhere = None
         space.ack_queue.add(number)
         space.received_packets.add(number)
         if len(space.ack_queue) > MAX_ACK_RANGES:
