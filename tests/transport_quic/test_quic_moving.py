@@ -17,9 +17,9 @@ HOME, AWAY, THIRD, DIALLER = ("192.0.2.1", 1), ("192.0.2.1", 2), ("198.51.100.9"
 
 
 class Moving:
-    """`dead` are the acceptor's addresses where nothing arrives, `source` is where it sends from, `dialled_from`
-    the dialler's only address; `to` counts the datagrams that the dialler sent, by address. No datagram above
-    `largest` arrives, and each needs `delay` seconds."""
+    """`dead` are the acceptor's addresses where nothing arrives, `source` is where it sends from,
+    `dialled_from` the dialler's only address; `to` counts the datagrams that the dialler sent, by address. No
+    datagram above `largest` arrives, and each needs `delay` seconds."""
 
     def __init__(self, settings: QuicSettings | None = None) -> None:
         settings = settings or QuicSettings(datagram_size=1200)

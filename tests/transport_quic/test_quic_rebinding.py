@@ -163,7 +163,7 @@ async def test_an_idle_control_connection_outlives_it(translated, what):
     ("moves", "packets"), [(("dialler", "acceptor"), 2**20), (("dialler", "acceptor's answers"), 256)]
 )
 async def test_peers_that_move_again_and_again_keep_their_edge(make_node, flow, pattern, moves, packets):
-    """By turns either side; where nothing is sent to an address that is dead, with new keys every 256 packets.
+    """By turns either side; where nothing is sent to a dead address, with new keys every 256 packets.
     (Keys that change on one side only, because the address is dead at that moment, are not seen to.)"""
     left = await make_node("left", key_update_packets=packets, datagram_size=1200)
     right = await make_node("right")

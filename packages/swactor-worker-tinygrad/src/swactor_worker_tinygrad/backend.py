@@ -17,7 +17,7 @@ from typing import Any
 
 from swactor_core.errors import ResourceError, SwactorError
 from swactor_core.faults import RoleFailure
-from swactor_core.free_memory import available_memory, rest_in_words
+from swactor_core.free_memory import available_memory, available_swap, rest_in_words
 from swactor_core.memory import F32_BYTES
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.specs import DTypeFamily, ObjectKind, ObjectSpec, align_up
@@ -344,7 +344,7 @@ class TinygradBackend:
         free = available_memory() if self.settings.device_kind == "CPU" else None
         cache = F32_BYTES * layers * context * (parameters.key_width + parameters.value_width)
         packed = sum(ref.nbytes for ref in wanted) if self.settings.weights == "packed" else 0
-        if free is not None and cache + packed > free:
+        if free is not None and cache + packed > free + available_swap():
             held = f"a KV cache of {cache} bytes" + f" and packed weights of {packed}" * bool(packed)
             raise _role_error(MemoryError(f"{held}, and {free} bytes are left {rest_in_words()}"))
 

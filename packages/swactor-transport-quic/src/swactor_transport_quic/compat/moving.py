@@ -20,15 +20,15 @@ packets from another address cannot bring them about: what is sent to the known 
 _ASK_AGAIN = 0.1
 """Seconds between questions to the known address, while packets come from elsewhere and it answers."""
 _UNANSWERED = 3
-"""Probe timeouts, two in a row with their doubling, in which nothing since the question was acknowledged: then
-the known address is dead too where small messages, sent again and again, put off each timeout."""
+"""Probe timeouts, two in a row with their doubling, in which nothing since the question was acknowledged:
+then the known address is dead too where small messages, sent again and again, put off each timeout."""
 _CHALLENGES = 5
 """Unanswered ones from elsewhere that are kept; a peer that proves an address sends one or two."""
 
 
 class MovingPeer(QuicConnection):
-    """`elsewhere`, of the dialling side only, is the path not in use that the newest packet came by; None when
-    that came from the known address."""
+    """`elsewhere`, of the dialling side only, is the path not in use that the newest packet came by; None
+    when that came from the known address."""
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords)
@@ -69,10 +69,11 @@ class MovingPeer(QuicConnection):
                 self.heard_elsewhere(path, now)
 
     def heard_elsewhere(self, path: QuicNetworkPath, now: float) -> None:
-        """The newest packet came by `path`, and what it acknowledges is settled: asks whether the known address
-        still takes what is sent there."""
+        """The newest packet came by `path`, and what it acknowledges is settled: asks whether the known
+        address still takes what is sent there."""
         self.elsewhere = path
-        # A question that is not answered yet is sent again by each probe timeout; asking anew would put those off.
+        # A question that waits for its answer is sent again by each probe timeout; a new one would put those
+        # off.
         if self._answered() and now >= self._asked_at + _ASK_AGAIN:
             self._asked_at, self._asked_from = now, self._packet_number
             self._ping_pending.append(0)

@@ -76,8 +76,8 @@ class ShortPackets(ArrivingPackets):
             self.settle()
             size, path = self._max_datagram_size, self._network_paths[0]
             if self._handshake_confirmed and (path.remote_challenges or not path.is_validated):
-                # What the way from or to another address carries is not known, and a challenge or an answer that
-                # gets lost proves nothing.
+                # What the way from or to another address carries is not known, and a challenge or an answer
+                # that gets lost proves nothing.
                 self._max_datagram_size = self._path_size.base
             sent = super().datagrams_to_send(now)
             self._max_datagram_size = size
