@@ -409,3 +409,41 @@ async def test_what_was_due_at_an_address_where_nobody_listens_leaves_for_the_la
     accepted.refused(gone)
     assert accepted.quic.get_peer_address() != gone
     assert accepted._flush_handle is not None
+
+
+@pytest.mark.parametrize("what", ["copies", "garbage"])
+async def test_a_peer_that_is_gone_is_known_though_its_datagrams_are_repeated(make_node, what):
+    """What anybody can send, with a connection id that was seen, is no sign of life."""
+    left = await make_node("left", probe_interval=0.1, loss_after=0.3)
+    right = await make_node("right")
+    translator = Translator((right.transport.host, right.transport.port))
+    left.transport.set_peer(right.peer(port=translator.port))
+    try:
+        mine, theirs = await left.control_to(right)
+        seen: list[bytes] = []
+        translator.tapped = lambda data, to: seen.append(data) if to == where(left) else None
+        for _ in range(20):
+            await theirs.send(b"alive")
+            assert await mine.receive() == b"alive"
+        translator.tapped = lambda data, to: None
+        if what == "garbage":
+            seen = [data[:9] + bytes(40) for data in seen]
+        translator.largest = 0
+        loop = asyncio.get_running_loop()
+        gone_at = loop.time()
+
+        def repeat() -> None:
+            nonlocal timer
+            for data in seen:
+                translator.back.sendto(data, where(left))
+            timer = loop.call_later(0.02, repeat)
+
+        timer = loop.call_later(0, repeat)
+        try:
+            node_id, _ = await asyncio.wait_for(left.lost.get(), 10)
+        finally:
+            timer.cancel()
+        assert node_id == right.node_id
+        assert loop.time() - gone_at < 5  # 0.4 s, on a machine that is not busy
+    finally:
+        translator.close()

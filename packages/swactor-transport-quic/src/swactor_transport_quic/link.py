@@ -170,9 +170,10 @@ class Link:
         """Feeds one datagram. Events wait for `pump`."""
         self._received += 1
         self._unpumped += 1
-        self._liveness.heard(now)
         try:
             self.quic.receive_datagram(data, address, now)
+            if self.quic.heard_at == now:  # not so for a stranger's bytes, and for a copy
+                self._liveness.heard(now)
         except Exception as error:  # a stranger's bytes must not stop the loop
             logger.warning("%r: datagram refused: %s: %s", self, type(error).__name__, error)
             self.quic.close(error_code=CloseCode.VIOLATION, reason_phrase="malformed")

@@ -211,7 +211,7 @@ class Harness:
                     self._stage = StageHost(backend)
                     return BackendCreated(backend.facts())
         except Exception as error:  # a plug-in may raise anything while it starts; the node is told what
-            if not isinstance(error, SwactorError):
+            if not isinstance(error, SwactorError) or isinstance(error.__cause__, Exception):
                 traceback.print_exc(file=sys.stderr)
             return InitializeFailed(reason, describe(error))
 
