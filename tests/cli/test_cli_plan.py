@@ -247,6 +247,11 @@ def test_what_does_not_fit_into_free_memory_is_refused_before_anything_is_loaded
         said = call(*plan, "--json")
         assert said.code == 0
         assert json.loads(said.out)["stages"] == stages
+    monkeypatch.setattr(free_memory, "lies_in_memory", lambda path: path == str(model))
+    leave(total - 1)
+    assert call(*plan).err == ""
+    leave(kept - 1)
+    assert "would be refused" in " ".join(call(*plan).err.split())
     leave(0)
     assert "1 stage here needs " in call(*plan, "--nodes", 1).err
     leave(total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from swactor_core import free_memory
 from swactor_core.free_memory import (
     available_memory,
     available_swap,
+    file_system,
+    lies_in_memory,
     machine_rest,
     rest_in_words,
     rest_of_groups,
@@ -160,3 +163,31 @@ def test_a_machine_without_proc_says_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Path, "read_text", refuse)
     assert available_memory() is None
+
+
+MOUNTS = """\
+22 1 8:2 / / rw,relatime shared:1 - ext4 /dev/sda2 rw
+25 22 0:24 / /dev/shm rw,nosuid shared:4 - tmpfs tmpfs rw
+31 22 0:27 / /a\\040b rw master:5 propagate_from:2 - ramfs none rw
+torn
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "kind"), [((8, 2), "ext4"), ((0, 24), "tmpfs"), ((0, 27), "ramfs"), ((0, 99), "")]
+)
+def test_the_file_system_of_a_device_is_its_mount_s(device: tuple[int, int], kind: str) -> None:
+    assert file_system(os.makedev(*device), MOUNTS) == kind
+
+
+def test_a_file_lies_in_memory_where_its_file_system_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    device = tmp_path.stat().st_dev
+    mounts = tmp_path / "mountinfo"
+    monkeypatch.setattr(free_memory, "_MOUNTS", mounts)
+    assert not lies_in_memory(str(tmp_path))
+    mounts.write_text(f"25 22 {os.major(device)}:{os.minor(device)} / /x rw - tmpfs tmpfs rw\n")
+    assert lies_in_memory(str(tmp_path))
+    assert not lies_in_memory("https://host.test/m.gguf")
+    assert not lies_in_memory("a\0b")

@@ -236,3 +236,18 @@ def test_a_far_address_is_proved_though_its_way_carries_less(who):
     assert all(side._network_paths[0].is_validated for side in sides)
     moving.pass_time(5.0)
     assert [side.undelivered() for side in sides] == [{}, {}]
+
+
+def test_answers_to_questions_bring_about_no_further_ones():
+    """A far acceptor that is always heard elsewhere, and takes what is sent where it is known to be: a
+    connection without traffic falls silent."""
+    moving = Moving()
+    moving.delay = 0.1
+    moving.source = AWAY
+    for _ in range(5):
+        moving.speak(moving.acceptor, 1.0)
+    moving.pass_time(2.0)
+    moving.to.clear()
+    moving.pass_time(10.0)
+    assert moving.followed == HOME
+    assert sum(moving.to.values()) <= 2

@@ -64,6 +64,7 @@ def check_memory_here(
     worker: WorkerMemory | None,
     room: Room,
     node_processes: bool,
+    path: str,
 ) -> None:
     """Of a plan whose nodes are all here and declare no memory; `room` is what was left before they started.
     Raises UsageError as `check_free_memory`."""
@@ -76,6 +77,7 @@ def check_memory_here(
         swap=room.swap,
         where=room.where,
         node_process=NODE_PROCESS if node_processes else 0,
+        file_in_memory=free_memory.lies_in_memory(path),
     )
     if said:
         output.warning(said)

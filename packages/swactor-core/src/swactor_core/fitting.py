@@ -29,11 +29,13 @@ def check_free_memory(
     swap: int,
     where: str,
     node_process: int = NODE_PROCESS,
+    file_in_memory: bool = False,
 ) -> str:
     """For a plan whose nodes and their workers are all yet to be started in the `free` bytes of one machine,
     `where` in words, which can page out `swap` bytes more: what is to be said to people, or an empty string.
-    `node_process` bytes are a node's own, 0 where it has no process. Raises UsageError where the kernel would
-    end a worker for want of memory. Nothing is known, and nothing said, without `free`, of a worker that
+    `node_process` bytes are a node's own, 0 where it has no process; with `file_in_memory` the model's file is
+    memory that is not free already. Raises UsageError where the kernel would end a worker for want of memory.
+    Nothing is known, and nothing said, without `free`, of a worker that
     tells nothing of its memory, and of one that computes in a memory of its own."""
     if free is None or worker is None or not worker.process:
         return ""
@@ -49,7 +51,8 @@ def check_free_memory(
             hint="ask for fewer tokens, take a smaller model, free memory or raise the limit; --memory SIZE "
             "says what each node may take, whatever is free",
         )
-    if (total := nodes + sum(stage.total for stage in held)) > free:
+    total = nodes + sum(stage.total for stage in held)
+    if total > free and not file_in_memory:
         return (
             f"{stages} {total} bytes, and {free} bytes of memory are left {where}: "
             "weights that do not stay in memory are read from the file for each token, which is slow"

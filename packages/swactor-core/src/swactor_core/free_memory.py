@@ -5,10 +5,12 @@ Knows what Linux says of it (proc(5), cgroup v2 and v1). Must not know what the 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 _GROUP_ROOT = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
+_MOUNTS = Path("/proc/self/mountinfo")
 _NO_LIMIT = 1 << 60
 """Version 1 has a number of this size where nothing is bounded."""
 _ZFS = Path("/proc/spl/kstat/zfs/arcstats")
@@ -50,6 +52,24 @@ def _given_back_by_zfs() -> int:
     except (OSError, ValueError):
         return 0
     return max(0, facts.get("size", 0) - facts.get("c_min", 0))
+
+
+def lies_in_memory(path: str) -> bool:
+    """Whether the file is in a file system that is memory itself, and is counted as used there."""
+    try:
+        return file_system(os.stat(path).st_dev, _MOUNTS.read_text()) in ("tmpfs", "ramfs")
+    except (OSError, ValueError):
+        return False
+
+
+def file_system(device: int, mounts: str) -> str:
+    """The type of the file system on `device` by proc_pid_mountinfo(5), empty where it has none."""
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in mounts.splitlines():
+        mount, _, kind = line.partition(" - ")
+        if mount.split()[2:3] == [wanted]:
+            return kind.split(" ")[0]
+    return ""
 
 
 def rest_in_words() -> str:

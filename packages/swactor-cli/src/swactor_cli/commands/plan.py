@@ -98,7 +98,7 @@ def plan(options: PlanOptions, output: Output) -> ExitCode:
                 check_memory_here(
                     made, model.facts, output,
                     prefill_chunk=options.prefill_chunk, worker=extra, room=Room(),
-                    node_processes=not nodes_in_process(plugins, choice),
+                    node_processes=not nodes_in_process(plugins, choice), path=name,
                 )  # fmt: skip
             except UsageError as error:  # the plan may be for other machines, or for a later time
                 output.warning(f"a run on this machine would be refused: {error.line}")

@@ -151,7 +151,7 @@ def run(options: RunOptions, output: Output) -> ExitCode:
             check_memory_here(
                 plan, request.facts, output,
                 prefill_chunk=request.prefill_chunk, worker=mine, room=room,
-                node_processes=not nodes_in_process(plugins, choice),
+                node_processes=not nodes_in_process(plugins, choice), path=path,
             )  # fmt: skip
         request = replace(request, worker_memory=say)
         refuse_unfit_model(plugins, choice, whole, positions=positions)

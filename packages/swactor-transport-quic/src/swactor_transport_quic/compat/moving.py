@@ -72,9 +72,10 @@ class MovingPeer(QuicConnection):
         """The newest packet came by `path`, and what it acknowledges is settled: asks whether the known
         address still takes what is sent there."""
         self.elsewhere = path
-        # A question that waits for its answer is sent again by each probe timeout; a new one would put those
-        # off.
-        if self._answered() and now >= self._asked_at + _ASK_AGAIN:
+        # A question that waits for its answer is sent again by each probe timeout: a new one would put those
+        # off. And each answer is heard elsewhere as well: without a pause it would be asked about.
+        pause = max(_ASK_AGAIN, 2 * self._loss.get_probe_timeout())
+        if self._answered() and now >= self._asked_at + pause:
             self._asked_at, self._asked_from = now, self._packet_number
             self._ping_pending.append(0)
         self._follow(now)
