@@ -33,10 +33,10 @@ def check_free_memory(
 ) -> str:
     """For a plan whose nodes and their workers are all yet to be started in the `free` bytes of one machine,
     `where` in words, which can page out `swap` bytes more: what is to be said to people, or an empty string.
-    `node_process` bytes are a node's own, 0 where it has no process; with `file_in_memory` the model's file is
-    memory that is not free already. Raises UsageError where the kernel would end a worker for want of memory.
-    Nothing is known, and nothing said, without `free`, of a worker that
-    tells nothing of its memory, and of one that computes in a memory of its own."""
+    `node_process` bytes are a node's own, 0 where it has no process; with `file_in_memory` the model's file
+    is memory that is not free already. Raises UsageError where the kernel would end a worker for want of
+    memory. Nothing is known, and nothing said, without `free`, of a worker that tells nothing of its memory,
+    and of one that computes in a memory of its own."""
     if free is None or worker is None or not worker.process:
         return ""
     held = stage_memory(plan, facts, prefill_chunk=prefill_chunk, workers=[worker] * len(plan.stages))
