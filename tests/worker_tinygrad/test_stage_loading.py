@@ -181,10 +181,19 @@ def test_a_stage_that_a_control_group_would_not_hold_is_refused_before_a_weight_
     said: list[LoadProgress] = []
     monkeypatch.setattr(free_memory, "machine_rest", lambda: 1 << 40)
     monkeypatch.setattr(free_memory, "group_rest", lambda: 1000)
+    monkeypatch.setattr("swactor_worker_tinygrad.backend.available_swap", lambda: 0)
     with pytest.raises(RoleError, match="and 1000 bytes are left in this control group") as caught:
         backend.configure(config_of(manifest_of(MODEL)), progress=said.append, should_abort=lambda: False)
     assert caught.value.reason is RoleFailure.DEVICE_OUT_OF_MEMORY
     assert said == []
+
+
+def test_a_stage_that_goes_to_swap_is_loaded(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(free_memory, "group_rest", lambda: 1000)
+    monkeypatch.setattr("swactor_worker_tinygrad.backend.available_swap", lambda: 1 << 30)
+    backend.configure(
+        config_of(manifest_of(MODEL)), progress=lambda _: None, should_abort=lambda: False
+    ).close()
 
 
 def test_two_stages_of_one_process_do_not_disturb_each_other(backend: Any) -> None:
