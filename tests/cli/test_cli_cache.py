@@ -142,6 +142,10 @@ def test_a_model_of_a_package_is_listed_with_the_name_that_fetches_it(
     (source,) = listed(call)["whole.gguf"]["sources"]
     assert source == {"address": "pypi:tiny-model==1.0#folder/whole.gguf", "asked": 1_700_000_000.25}
     assert "pypi:tiny-model==1.0#folder/whole.gguf" in call("cache", "list").out.replace("\n", "")
+    # what is no note, or is cleared at this moment
+    (home / "cache" / "names" / "folder").mkdir()
+    (home / "cache" / "names" / "gone").symlink_to(home / "nowhere")
+    assert listed(call)["whole.gguf"]["sources"] == [source]
     # as earlier versions have noted it
     wheel = WheelFile("tiny_model", "2.0", "a_b.gguf")
     note.unlink()

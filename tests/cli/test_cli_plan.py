@@ -200,43 +200,75 @@ def test_a_prompt_beyond_all_bounds_is_refused_with_both_numbers(call: Any) -> N
 def test_what_does_not_fit_into_free_memory_is_refused_before_anything_is_loaded(
     call: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A control group that leaves less than the plan needs: of weights in a file only a warning."""
+    """A control group that leaves less than the plan needs: of weights in a file, and where swap is left,
+    only a warning; and a plan, which may be for other machines, is shown with what a run would say."""
     model = TINY / "llama-tied.gguf"
     stages = planned(call, model, "--prompt-tokens", 2)["stages"]
     total = sum(stage["need_bytes"] + NODE_PROCESS for stage in stages)
     kept = total - sum(stage["weight_bytes"] for stage in stages)
     monkeypatch.setattr(free_memory, "machine_rest", lambda: 1 << 40)
+    monkeypatch.setattr(free_memory, "available_swap", lambda: 0)
 
-    def leave(count: int, *, swap: int = 0) -> None:
+    def leave(count: int, swap: int = 0) -> None:
         monkeypatch.setattr(free_memory, "group_rest", lambda: count)
-        monkeypatch.setattr(free_memory, "swap_rest", lambda: swap)
+        monkeypatch.setattr(free_memory, "available_swap", lambda: swap)
 
-    asked = {
-        "plan": ("plan", model, "--prompt-tokens", 2),
-        "run": ("run", model, "--prompt-ids", "1,2", "--max-tokens", 128),
-    }
-    for command in asked.values():
-        leave(kept - 1)
-        said = call(*command)
-        assert (said.code, said.out) == (2, "")
-        assert f"2 stages here need {kept} bytes (KV cache " in said.err
-        assert f"{kept - 1} bytes of memory are left in this control group" in said.err
-        assert "--memory SIZE" in said.err
-    leave(kept - 1, swap=1)
-    assert call(*asked["plan"]).code == 0
+    plan: tuple[object, ...] = ("plan", model, "--prompt-tokens", 2)
+    run: tuple[object, ...] = ("run", model, "--prompt-ids", "1,2", "--max-tokens", 128)
+    leave(kept - 1)
+    said = call(*run)
+    assert (said.code, said.out) == (2, "")
+    assert f"2 stages here need {kept} bytes (KV cache " in said.err
+    assert f"{kept - 1} bytes of memory are left in this control group" in said.err
+    assert "--memory SIZE" in said.err
+    leave(kept - 3, 2)
+    said = call(*run)
+    assert said.code == 2
+    assert f"{kept - 3} bytes of memory are left in this control group, with 2 of swap" in said.err
     quantised = TINY.parent / "quants" / "Q8_0.gguf"
-    leave(sum(stage["need_bytes"] + NODE_PROCESS for stage in stages))
-    said = call("plan", quantised, "--prompt-tokens", 2, "--worker-option", "weights=packed")
+    leave(total)
+    said = call("run", quantised, "--prompt-ids", "1,2", "--worker-option", "weights=packed")
     assert said.code == 2
     assert "(weights " in said.err
+    for count, swap, expected in (
+        (
+            kept - 1,
+            0,
+            "warning: a run on this machine would be refused: the model does not fit: "
+            f"2 stages here need {kept} bytes (KV cache ",
+        ),
+        (kept - 2, 2, "the rest goes to swap, which is slow"),
+        (total - 1, 0, "weights that do not stay in memory are read from the file for each token"),
+    ):
+        leave(count, swap)
+        said = call(*plan)
+        assert said.code == 0
+        assert "node-1" in said.out
+        assert expected in " ".join(said.err.split())
+        said = call(*plan, "--json")
+        assert said.code == 0
+        assert json.loads(said.out)["stages"] == stages
+    monkeypatch.setattr(free_memory, "lies_in_memory", lambda path: path == str(model))
     leave(total - 1)
-    said = call(*asked["plan"])
-    assert said.code == 0
-    assert "weights that do not stay in memory are read from the file for each token" in said.err
+    assert call(*plan).err == ""
+    leave(kept - 1)
+    assert "would be refused" in " ".join(call(*plan).err.split())
+    leave(0)
+    assert "1 stage here needs " in call(*plan, "--nodes", 1).err
     leave(total)
-    assert call(*asked["plan"]).err == ""
+    assert call(*plan).err == ""
     leave(1)
-    assert call(*asked["plan"], "--memory", "1GiB").code == 0
+    assert call(*plan, "--memory", "1GiB").code == 0
     monkeypatch.setattr(free_memory, "group_rest", lambda: None)
     monkeypatch.setattr(free_memory, "machine_rest", lambda: None)
-    assert call(*asked["plan"]).err == ""
+    assert call(*plan).err == ""
+
+
+def test_nodes_in_this_process_need_none_of_their_own(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TINY / "llama-tied.gguf"
+    stages = planned(call, model, "--prompt-tokens", 2)["stages"]
+    monkeypatch.setattr(free_memory, "available_memory", lambda: sum(stage["need_bytes"] for stage in stages))
+    assert "warning: " in call("plan", model, "--prompt-tokens", 2).err
+    monkeypatch.setenv("SWACTOR_TRANSPORT", "memory")
+    said = call("plan", model, "--prompt-tokens", 2)
+    assert (said.code, said.err) == (0, "")

@@ -205,14 +205,18 @@ BROKEN_FACTORY = """
 
 @pytest.mark.parametrize("kind", ["arena", "transport", "membership", "loader"])
 @pytest.mark.parametrize(
-    ("does", "words"),
+    ("does", "words", "remedy"),
     [
-        ("import nothing_of_this_name", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
-        ("raise RuntimeError('no driver')", "RuntimeError: no driver"),
+        (
+            "import nothing_of_this_name",
+            "ModuleNotFoundError: No module named 'nothing_of_this_name'",
+            "install what it lacks, or its package anew",
+        ),
+        ("raise RuntimeError('no driver')", "RuntimeError: no driver", "tell whoever makes its package"),
     ],
 )
 def test_a_plug_in_whose_package_lacks_something_is_bad_usage(
-    spawn: Any, distribution: Any, kind: str, does: str, words: str
+    spawn: Any, distribution: Any, kind: str, does: str, words: str, remedy: str
 ) -> None:
     source = BROKEN_FACTORY.format(kind=kind, upper=kind.upper(), does=does)
     path = str(distribution("swactor-bad-part", source))
@@ -220,7 +224,7 @@ def test_a_plug_in_whose_package_lacks_something_is_bad_usage(
     assert said.code == 2, said.err
     assert said.out == ""
     assert f"the {kind} plug-in 'bad' cannot be used: {words}" in said.err
-    assert f"choose another with --{kind}" in said.err
+    assert f"{remedy}: `swactor-cli plugins` names it; or choose another with --{kind}" in said.err
     assert "defect" not in said.err
 
 

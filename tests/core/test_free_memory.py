@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from swactor_core import free_memory
-from swactor_core.free_memory import available_memory, machine_rest, rest_in_words, rest_of_groups, swap_rest
+from swactor_core.free_memory import (
+    available_memory,
+    available_swap,
+    file_system,
+    lies_in_memory,
+    machine_rest,
+    rest_in_words,
+    rest_of_groups,
+    swap_of_groups,
+)
 
 
 def write(group: Path, limit: str, used: int, *, high: str = "max") -> None:
@@ -83,14 +93,68 @@ def test_the_lesser_of_machine_and_control_group(
 def test_the_machine_says_it_in_its_own_words(
     monkeypatch: pytest.MonkeyPatch, text: str, rest: int | None
 ) -> None:
-    monkeypatch.setattr(Path, "read_text", lambda self: {"/proc/meminfo": text}[str(self)])
+    files(monkeypatch, {"/proc/meminfo": text})
     assert machine_rest() == rest
 
 
-@pytest.mark.parametrize(("text", "rest"), [("SwapTotal: 9 kB\nSwapFree: 2 kB\n", 2048), ("SwapFree:", 0)])
-def test_swap_is_what_can_be_paged_out(monkeypatch: pytest.MonkeyPatch, text: str, rest: int) -> None:
-    monkeypatch.setattr(Path, "read_text", lambda *_: text)
-    assert swap_rest() == rest
+def files(monkeypatch: pytest.MonkeyPatch, known: dict[str, str]) -> None:
+    def read(self: Path) -> str:
+        if str(self) not in known:
+            raise FileNotFoundError(2, "No such file", str(self))
+        return known[str(self)]
+
+    monkeypatch.setattr(Path, "read_text", read)
+
+
+@pytest.mark.parametrize(
+    ("rows", "given_back"),
+    [
+        ("13 1 0x01 147 39984 1 2\nname type data\nsize 4 9000\nc_min 4 4000\nc 4 1\n", 5000),
+        ("size 4 3000\nc_min 4 4000\n", 0),
+        ("size 4 many\n", 0),
+    ],
+)
+def test_what_zfs_keeps_of_files_is_given_back(
+    monkeypatch: pytest.MonkeyPatch, rows: str, given_back: int
+) -> None:
+    files(monkeypatch, {"/proc/meminfo": "MemAvailable: 64 kB\n", "/proc/spl/kstat/zfs/arcstats": rows})
+    assert machine_rest() == 65536 + given_back
+
+
+def test_swap_is_what_machine_and_control_groups_leave_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    group = tmp_path / "outer" / "inner"
+    group.mkdir(parents=True)
+    assert swap_of_groups("0::/outer/inner\n", tmp_path) == []
+    (group / "memory.swap.max").write_text("max\n")
+    (group / "memory.swap.current").write_text("7\n")
+    assert swap_of_groups("0::/outer/inner\n", tmp_path) == []
+    (tmp_path / "outer" / "memory.swap.max").write_text("100\n")
+    (tmp_path / "outer" / "memory.swap.current").write_text("30\n")
+    assert swap_of_groups("0::/outer/inner\n", tmp_path) == [70]
+    first = tmp_path / "memory" / "a"
+    write_version_1(first, 1 << 63, 600)
+    (first / "memory.memsw.limit_in_bytes").write_text(f"{1 << 63}\n")
+    assert swap_of_groups("3:memory:/a\n", tmp_path) == []
+    write_version_1(first, 700, 600)
+    (first / "memory.memsw.limit_in_bytes").write_text("1000\n")
+    (first / "memory.memsw.usage_in_bytes").write_text("650\n")
+    assert swap_of_groups("3:memory:/a\n", tmp_path) == [250]
+    monkeypatch.setattr(free_memory, "_GROUP_ROOT", tmp_path)
+    known = {
+        "/proc/meminfo": "MemAvailable: 4 kB\nSwapFree: 1 kB\n",
+        "/proc/self/cgroup": "0::/outer/inner\n",
+    }
+    for file in (tmp_path / "outer").rglob("*"):
+        if file.is_file():
+            known[str(file)] = file.read_text()
+    files(monkeypatch, known)
+    assert available_swap() == 70
+    files(monkeypatch, {"/proc/meminfo": "SwapFree: 1 kB\n"})
+    assert available_swap() == 1024
+    files(monkeypatch, {})
+    assert available_swap() == 0
 
 
 def test_a_machine_without_proc_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,3 +163,31 @@ def test_a_machine_without_proc_says_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Path, "read_text", refuse)
     assert available_memory() is None
+
+
+MOUNTS = """\
+22 1 8:2 / / rw,relatime shared:1 - ext4 /dev/sda2 rw
+25 22 0:24 / /dev/shm rw,nosuid shared:4 - tmpfs tmpfs rw
+31 22 0:27 / /a\\040b rw master:5 propagate_from:2 - ramfs none rw
+torn
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "kind"), [((8, 2), "ext4"), ((0, 24), "tmpfs"), ((0, 27), "ramfs"), ((0, 99), "")]
+)
+def test_the_file_system_of_a_device_is_its_mount_s(device: tuple[int, int], kind: str) -> None:
+    assert file_system(os.makedev(*device), MOUNTS) == kind
+
+
+def test_a_file_lies_in_memory_where_its_file_system_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    device = tmp_path.stat().st_dev
+    mounts = tmp_path / "mountinfo"
+    monkeypatch.setattr(free_memory, "_MOUNTS", mounts)
+    assert not lies_in_memory(str(tmp_path))
+    mounts.write_text(f"25 22 {os.major(device)}:{os.minor(device)} / /x rw - tmpfs tmpfs rw\n")
+    assert lies_in_memory(str(tmp_path))
+    assert not lies_in_memory("https://host.test/m.gguf")
+    assert not lies_in_memory("a\0b")

@@ -47,6 +47,7 @@ from swactor_core.messages import (
 )
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.specs import OBJECT_HEADER_BYTES, RingDirection
+from swactor_core.spi.provider import Kind, Provider
 from swactor_core.spi.worker import LoadProgress, RoleError, StageConfig, StepError, StepInput
 from swactor_core.worker.steps import PROGRESS_INTERVAL, ProgressReports
 from swactor_testing.echo import EchoBackend, EchoRole, reference_tokens
@@ -280,6 +281,23 @@ def test_a_backend_that_cannot_start_is_fatal(place: str, error: Exception, deta
     worker = InProcessWorker(lambda settings: Failing(settings, place, error))
     worker.initialize()
     assert worker.events == [WorkerFatal(WorkerFatalReason.BACKEND_INIT_FAILED, detail)]
+
+
+def test_where_a_factory_is_broken_is_shown_though_its_error_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def broken(*, settings: dict[str, Any]) -> Any:
+        raise ZeroDivisionError("in a factory")
+
+    provider = Provider(Kind.WORKER, "bad", "of a test", broken)
+    worker = InProcessWorker(lambda settings: provider.make(settings=settings))
+    worker.initialize()
+    (fatal,) = worker.events
+    assert isinstance(fatal, WorkerFatal)
+    assert "the worker plug-in 'bad' cannot be used: ZeroDivisionError: in a factory" in fatal.detail
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown
+    assert "in broken" in shown
     assert worker.harness.exit_code is ExitCode.FATAL
 
 

@@ -39,7 +39,13 @@ Addresses change, or differ in form: test_a_dialler_whose_address_changes_keeps_
     test_an_ipv6_wildcard_serves_ipv4_diallers_and_dials_them, test_bulk_survives_loss_over_ipv6
 Whoever repeats a datagram from elsewhere takes the traffic:
     test_who_repeats_a_diallers_datagrams_first_gets_little_and_not_for_long,
-    test_who_repeats_an_acceptors_datagrams_first_gets_nothing
+    test_who_repeats_an_acceptors_datagrams_first_gets_nothing,
+    test_who_only_copies_cannot_keep_an_unproved_address,
+    test_what_comes_from_elsewhere_with_an_acknowledgement_is_no_reason_to_follow
+What anybody can send is taken for a sign of life:
+    test_a_peer_that_is_gone_is_known_though_its_datagrams_are_repeated
+A challenge that fills a datagram is lost on a narrower way:
+    test_a_far_address_is_proved_though_its_way_carries_less
 Tickets skip certificates: test_no_ticket_is_issued
 Names and secrets in the clear or in a log: test_no_name_is_sent_and_nothing_is_logged
 The certificate is asked for too early or too late, an empty one passes:

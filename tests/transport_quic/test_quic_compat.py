@@ -109,6 +109,7 @@ def test_names_in_use_are_all_in_the_table():
         "_one_rtt",
         "_aborted",
         "_asked_at",
+        "_asked_from",
         "_follow",
         "_idle_renewed",
         "_unacknowledged",

@@ -22,6 +22,8 @@ class Translator:
 
     def __init__(self, acceptor: tuple[str, int]) -> None:
         self._acceptor = acceptor
+        self.largest = 65535
+        """Bytes of a datagram beyond which it is lost."""
         self._dialler: tuple[str, int] | None = None
         self._sockets: list[socket.socket] = []
         self.dialled = self.back = self._opened(self._from_dialler)
@@ -30,10 +32,11 @@ class Translator:
         """Sees each datagram first, and where it goes."""
 
     def _opened(self, reader) -> socket.socket:
-        made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        over_6 = ":" in self._acceptor[0]
+        made = socket.socket(socket.AF_INET6 if over_6 else socket.AF_INET, socket.SOCK_DGRAM)
         made.setblocking(False)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * MIB)
-        made.bind(("127.0.0.1", 0))
+        made.bind(("::1" if over_6 else "127.0.0.1", 0))
         asyncio.get_running_loop().add_reader(made, reader, made)
         self._sockets.append(made)
         return made
@@ -68,7 +71,9 @@ class Translator:
     def _arrived(self, at: socket.socket):
         while True:
             try:
-                yield at.recvfrom(65535)
+                data, source = at.recvfrom(65535)
+                if len(data) <= self.largest:
+                    yield data, source
             except (BlockingIOError, ConnectionRefusedError):
                 return
 
@@ -94,6 +99,22 @@ FORGETS = {
     "acceptor's answers": lambda translator: translator.forget_acceptor(deaf=False),
     "both": lambda translator: (translator.forget_dialler(), translator.forget_acceptor(deaf=False)),
 }
+
+
+async def both_follow(left, right, translator) -> None:
+    """Until each side sends where the other is now, and that is proved: who moves while the other still looks
+    for it is found by nobody."""
+
+    async def look() -> None:
+        (dialled,), (accepted,) = left.transport._endpoint.links, right.transport._endpoint.links
+        while True:
+            paths = dialled.quic._network_paths[0], accepted.quic._network_paths[0]
+            ports = translator.back.getsockname()[1], translator.out.getsockname()[1]
+            if tuple(path.addr[1] for path in paths) == ports and all(path.is_validated for path in paths):
+                return
+            await dialled.activity.wait()
+
+    await asyncio.wait_for(look(), 20)
 
 
 def check_nothing_was_lost(left, right, *links) -> None:
@@ -136,6 +157,86 @@ async def test_an_idle_control_connection_outlives_it(translated, what):
     await mine.send(b"after")
     assert await asyncio.wait_for(theirs.receive(), 20) == b"after"
     check_nothing_was_lost(left, right, *links)
+
+
+@pytest.mark.parametrize(
+    ("moves", "packets"), [(("dialler", "acceptor"), 2**20), (("dialler", "acceptor's answers"), 256)]
+)
+async def test_peers_that_move_again_and_again_keep_their_edge(make_node, flow, pattern, moves, packets):
+    """By turns either side; where nothing is sent to a dead address, with new keys every 256 packets.
+    (Keys that change on one side only, because the address is dead at that moment, are not seen to.)"""
+    left = await make_node("left", key_update_packets=packets, datagram_size=1200)
+    right = await make_node("right")
+    translator = Translator((right.transport.host, right.transport.port))
+    left.transport.set_peer(right.peer(port=translator.port))
+    try:
+        sender, reader = await left.edge_to(right)
+        links = left.transport._endpoint.links + right.transport._endpoint.links
+        data = pattern(5, 6 * MIB)
+        reader.grant(MIB // 2)
+        sending = asyncio.ensure_future(flow.send_all(sender, data))
+        received = b""
+        for number in range(6):
+            received += await asyncio.wait_for(flow.read_exactly(reader, MIB // 4), 20)
+            FORGETS[moves[number % 2]](translator)
+            reader.grant(len(received) + MIB)
+            received += await asyncio.wait_for(flow.read_exactly(reader, MIB // 2), 20)
+            if "acceptor" in moves:
+                await both_follow(left, right, translator)
+        reader.grant(len(data))
+        received += await asyncio.wait_for(flow.read_exactly(reader, len(data) - len(received)), 20)
+        await sending
+        assert received == data
+        (dialled,) = left.transport._endpoint.links
+        assert dialled.key_updates >= 2 or packets > 256
+        check_nothing_was_lost(left, right, *links)
+    finally:
+        translator.close()
+
+
+@pytest.mark.parametrize("what", ["dialler", "acceptor"])
+async def test_the_way_to_another_address_may_carry_less(translated, flow, pattern, what):
+    """Datagrams of 16 KiB went before; of the new way none above 1300 bytes comes out."""
+    left, right, translator = translated
+    sender, reader = await left.edge_to(right)
+    links = left.transport._endpoint.links + right.transport._endpoint.links
+    data = pattern(6, 3 * MIB)
+    reader.grant(len(data))
+    sending = asyncio.ensure_future(flow.send_all(sender, data))
+    received = await flow.read_exactly(reader, MIB)
+    (dialled,) = left.transport._endpoint.links
+    assert dialled.quic._max_datagram_size > 1300
+    FORGETS[what](translator)
+    translator.largest = 1300
+    received += await asyncio.wait_for(flow.read_exactly(reader, len(data) - len(received)), 20)
+    await sending
+    assert received == data
+    check_nothing_was_lost(left, right, *links)
+
+
+async def test_an_address_is_followed_over_ipv6(make_node, flow, pattern):
+    left, right = await make_node("left", host="::1"), await make_node("right", host="::1")
+    translator = Translator((right.transport.host, right.transport.port))
+    left.transport.set_peer(right.peer(port=translator.port))
+    try:
+        sender, reader = await left.edge_to(right)
+        links = left.transport._endpoint.links + right.transport._endpoint.links
+        data = pattern(7, 2 * MIB)
+        sending = asyncio.ensure_future(flow.send_all(sender, data))
+        reader.grant(MIB)
+        received = await flow.read_exactly(reader, MIB // 2)
+        for what in ("dialler", "acceptor"):
+            FORGETS[what](translator)
+            reader.grant(len(received) + MIB)
+            received += await asyncio.wait_for(flow.read_exactly(reader, MIB // 2), 20)
+            await both_follow(left, right, translator)
+        reader.grant(len(data))
+        received += await asyncio.wait_for(flow.read_exactly(reader, len(data) - len(received)), 20)
+        await sending
+        assert received == data
+        check_nothing_was_lost(left, right, *links)
+    finally:
+        translator.close()
 
 
 class Repeater:
@@ -288,3 +389,61 @@ async def test_an_unproved_address_where_nobody_listens_is_left_at_once(translat
     for _ in range(3):
         await theirs.send(b"still here")
         assert await asyncio.wait_for(mine.receive(), 10) == b"still here"
+
+
+async def test_what_was_due_at_an_address_where_nobody_listens_leaves_for_the_last_proved_one_at_once(
+    translated,
+):
+    left, right, translator = translated
+    mine, theirs = await left.control_to(right)
+    (accepted,) = right.transport._endpoint.links
+    attacker = Repeater(translator)
+    translator.tapped = lambda data, to: (attacker.repeat(data, to), attacker.end())
+    asyncio.get_running_loop().remove_reader(attacker.udp)
+    gone = attacker.udp.getsockname()
+    await mine.send(b"repeated")
+    assert await theirs.receive() == b"repeated"
+    if accepted.quic.get_peer_address() != gone:
+        pytest.fail("the copy did not arrive first")
+    accepted._flush_handle = None if accepted._flush_handle is None else accepted._flush_handle.cancel()
+    accepted.refused(gone)
+    assert accepted.quic.get_peer_address() != gone
+    assert accepted._flush_handle is not None
+
+
+@pytest.mark.parametrize("what", ["copies", "garbage"])
+async def test_a_peer_that_is_gone_is_known_though_its_datagrams_are_repeated(make_node, what):
+    """What anybody can send, with a connection id that was seen, is no sign of life."""
+    left = await make_node("left", probe_interval=0.1, loss_after=0.3)
+    right = await make_node("right")
+    translator = Translator((right.transport.host, right.transport.port))
+    left.transport.set_peer(right.peer(port=translator.port))
+    try:
+        mine, theirs = await left.control_to(right)
+        seen: list[bytes] = []
+        translator.tapped = lambda data, to: seen.append(data) if to == where(left) else None
+        for _ in range(20):
+            await theirs.send(b"alive")
+            assert await mine.receive() == b"alive"
+        translator.tapped = lambda data, to: None
+        if what == "garbage":
+            seen = [data[:9] + bytes(40) for data in seen]
+        translator.largest = 0
+        loop = asyncio.get_running_loop()
+        gone_at = loop.time()
+
+        def repeat() -> None:
+            nonlocal timer
+            for data in seen:
+                translator.back.sendto(data, where(left))
+            timer = loop.call_later(0.02, repeat)
+
+        timer = loop.call_later(0, repeat)
+        try:
+            node_id, _ = await asyncio.wait_for(left.lost.get(), 10)
+        finally:
+            timer.cancel()
+        assert node_id == right.node_id
+        assert loop.time() - gone_at < 5  # 0.4 s, on a machine that is not busy
+    finally:
+        translator.close()

@@ -192,7 +192,7 @@ def test_a_stage_that_a_control_group_would_not_hold_is_refused_before_a_weight_
 def leave(monkeypatch: pytest.MonkeyPatch, nbytes: int, *, swap: int = 0) -> None:
     monkeypatch.setattr(free_memory, "machine_rest", lambda: nbytes)
     monkeypatch.setattr(free_memory, "group_rest", lambda: None)
-    monkeypatch.setattr(worker_backend, "swap_rest", lambda: swap)
+    monkeypatch.setattr(worker_backend, "available_swap", lambda: swap)
 
 
 def room_of(path: Path) -> tuple[int, int]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from swactor_core import free_memory
 from swactor_core.errors import ModelError, UsageError
-from swactor_core.fitting import check_free_memory
+from swactor_core.fitting import NODE_PROCESS, check_free_memory
 from swactor_core.plan import RunPlan
 from swactor_core.spi.loader import Loader, Model, ModelFacts, Tokenizer
 from swactor_core.spi.provider import WorkerMemory
@@ -18,6 +19,15 @@ from swactor_cli.terminal import harmless_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes of memory and of swap that are left at this moment, and `where`, in words."""
+
+    free: int | None = field(default_factory=lambda: free_memory.available_memory())
+    swap: int = field(default_factory=lambda: free_memory.available_swap())
+    where: str = field(default_factory=lambda: free_memory.rest_in_words())
 
 
 def open_model(
@@ -52,18 +62,22 @@ def check_memory_here(
     *,
     prefill_chunk: int,
     worker: WorkerMemory | None,
-    free: int | None,
+    room: Room,
+    node_processes: bool,
+    path: str,
 ) -> None:
-    """Of a plan whose nodes are all here and declare no memory; `free` is what was left before they started.
+    """Of a plan whose nodes are all here and declare no memory; `room` is what was left before they started.
     Raises UsageError as `check_free_memory`."""
     said = check_free_memory(
         plan,
         facts,
         prefill_chunk=prefill_chunk,
         worker=worker,
-        free=free,
-        swap=free_memory.swap_rest(),
-        where=free_memory.rest_in_words(),
+        free=room.free,
+        swap=room.swap,
+        where=room.where,
+        node_process=NODE_PROCESS if node_processes else 0,
+        file_in_memory=free_memory.lies_in_memory(path),
     )
     if said:
         output.warning(said)

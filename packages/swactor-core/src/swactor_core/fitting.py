@@ -26,28 +26,35 @@ def check_free_memory(
     prefill_chunk: int,
     worker: WorkerMemory | None,
     free: int | None,
-    swap: int = 0,
+    swap: int,
     where: str,
+    node_process: int = NODE_PROCESS,
+    file_in_memory: bool = False,
 ) -> str:
     """For a plan whose nodes and their workers are all yet to be started in the `free` bytes of one machine,
-    `where` in words: what is to be said to people, or an empty string. Raises UsageError where the kernel
-    would end a worker for want of memory, of which it pages out `swap` bytes first. Nothing is known, and
-    nothing said, without `free`, of a worker that tells nothing of its memory, and of one that computes in a
-    memory of its own."""
+    `where` in words, which can page out `swap` bytes more: what is to be said to people, or an empty string.
+    `node_process` bytes are a node's own, 0 where it has no process; with `file_in_memory` the model's file
+    is memory that is not free already. Raises UsageError where the kernel would end a worker for want of
+    memory. Nothing is known, and nothing said, without `free`, of a worker that tells nothing of its memory,
+    and of one that computes in a memory of its own."""
     if free is None or worker is None or not worker.process:
         return ""
     held = stage_memory(plan, facts, prefill_chunk=prefill_chunk, workers=[worker] * len(plan.stages))
-    nodes = NODE_PROCESS * len(held)
-    if (kept := nodes + sum(stage.kept for stage in held)) > free + swap:
+    nodes = node_process * len(held)
+    stages = "1 stage here needs" if len(held) == 1 else f"{len(held)} stages here need"
+    if (kept := nodes + sum(stage.kept for stage in held)) > free:
+        needed = f"{stages} {kept} bytes ({_parts(held, nodes)}), and {free} bytes of memory are left {where}"
+        if kept <= free + swap:
+            return f"{needed}: the rest goes to swap, which is slow"
         raise UsageError(
-            f"the model does not fit: {len(held)} stages here need {kept} bytes ({_parts(held, nodes)}), and "
-            f"{free} bytes of memory are left {where}",
+            f"the model does not fit: {needed}" + f", with {swap} of swap" * bool(swap),
             hint="ask for fewer tokens, take a smaller model, free memory or raise the limit; --memory SIZE "
             "says what each node may take, whatever is free",
         )
-    if (total := nodes + sum(stage.total for stage in held)) > free:
+    total = nodes + sum(stage.total for stage in held)
+    if total > free and not file_in_memory:
         return (
-            f"{len(held)} stages here need {total} bytes, and {free} bytes of memory are left {where}: "
+            f"{stages} {total} bytes, and {free} bytes of memory are left {where}: "
             "weights that do not stay in memory are read from the file for each token, which is slow"
         )
     return ""

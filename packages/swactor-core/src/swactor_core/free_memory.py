@@ -5,9 +5,15 @@ Knows what Linux says of it (proc(5), cgroup v2 and v1). Must not know what the 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 _GROUP_ROOT = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+_MOUNTS = Path("/proc/self/mountinfo")
+_NO_LIMIT = 1 << 60
+"""Version 1 has a number of this size where nothing is bounded."""
+_ZFS = Path("/proc/spl/kstat/zfs/arcstats")
 
 
 def available_memory() -> int | None:
@@ -17,22 +23,53 @@ def available_memory() -> int | None:
 
 
 def machine_rest() -> int | None:
-    """The kernel's own estimate of what can be had without paging, in bytes."""
-    return _of_machine("MemAvailable:")
+    """What can be had without paging, in bytes: the kernel's own estimate, and what ZFS keeps of files, which
+    it gives back as the page cache does and the estimate does not know of."""
+    rest = _said_by_kernel("MemAvailable")
+    return None if rest is None else rest + _given_back_by_zfs()
 
 
-def _of_machine(name: str) -> int | None:
+def available_swap() -> int:
+    """Bytes that may be paged out beyond `available_memory`: more than that is slow, and not ended."""
+    swap = _said_by_kernel("SwapFree") or 0
+    return swap and min([swap, *_group_swaps()])
+
+
+def _said_by_kernel(name: str) -> int | None:
+    """A line of proc_meminfo(5), in bytes."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+        lines = _MEMINFO.read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
     except (OSError, ValueError, IndexError, StopIteration):
         return None
 
 
-def swap_rest() -> int:
-    """Bytes that the machine can page out before it has to end a process; what a control group may page out
-    is not looked at."""
-    return _of_machine("SwapFree:") or 0
+def _given_back_by_zfs() -> int:
+    """The adaptive cache beyond its lower bound (`size` and `c_min` of arcstats, both in bytes)."""
+    try:
+        rows = [line.split() for line in _ZFS.read_text().splitlines()]
+        facts = {row[0]: int(row[2]) for row in rows if len(row) == 3 and row[0] in ("size", "c_min")}
+    except (OSError, ValueError):
+        return 0
+    return max(0, facts.get("size", 0) - facts.get("c_min", 0))
+
+
+def lies_in_memory(path: str) -> bool:
+    """Whether the file is in a file system that is memory itself, and is counted as used there."""
+    try:
+        return file_system(os.stat(path).st_dev, _MOUNTS.read_text()) in ("tmpfs", "ramfs")
+    except (OSError, ValueError):
+        return False
+
+
+def file_system(device: int, mounts: str) -> str:
+    """The type of the file system on `device` by proc_pid_mountinfo(5), empty where it has none."""
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in mounts.splitlines():
+        mount, _, kind = line.partition(" - ")
+        if mount.split()[2:3] == [wanted]:
+            return kind.split(" ")[0]
+    return ""
 
 
 def rest_in_words() -> str:
@@ -44,11 +81,20 @@ def rest_in_words() -> str:
 
 def group_rest() -> int | None:
     """Bytes that this process's control groups leave to it; None without a limit."""
+    membership = _membership()
+    return None if membership is None else rest_of_groups(membership, _GROUP_ROOT)
+
+
+def _group_swaps() -> list[int]:
+    membership = _membership()
+    return [] if membership is None else swap_of_groups(membership, _GROUP_ROOT)
+
+
+def _membership() -> str | None:
     try:
-        membership = Path("/proc/self/cgroup").read_text()
+        return Path("/proc/self/cgroup").read_text()
     except OSError:
         return None
-    return rest_of_groups(membership, _GROUP_ROOT)
 
 
 def rest_of_groups(membership: str, root: Path) -> int | None:
@@ -58,15 +104,38 @@ def rest_of_groups(membership: str, root: Path) -> int | None:
     A line is hierarchy:controllers:path (cgroups(7)). Version 2 lies at `root`, or at `root/unified` beside
     version 1, whose memory controller has a tree of its own. Where a container sees its host's path, only the
     tree's root, which is then the container's own group, is found."""
-    rests: list[int | None] = []
+    second, first = _groups(membership, root)
+    rests = [*map(_rest, second), *map(_rest_of_version_1, first)]
+    return min((rest for rest in rests if rest is not None), default=None)
+
+
+def swap_of_groups(membership: str, root: Path) -> list[int]:
+    """What each of the groups that bound it leaves of swap; as `rest_of_groups`."""
+    second, first = _groups(membership, root)
+    pairs = [(_number(group / "memory.swap.max"), _number(group / "memory.swap.current")) for group in second]
+    for group in first:
+        # Version 1 bounds memory and swap together: swap is what lies beyond the bound of memory.
+        both, memory, used, swapped = (
+            _number(group / f"memory.{name}_in_bytes")
+            for name in ("memsw.limit", "limit", "usage", "memsw.usage")
+        )
+        if both is not None and memory is not None and memory < _NO_LIMIT:
+            pairs.append((both, memory + max(0, (swapped or 0) - (used or 0))))
+    return [max(0, most - less) for most, less in pairs if most is not None and less is not None]
+
+
+def _groups(membership: str, root: Path) -> tuple[list[Path], list[Path]]:
+    """Of version 2 and of version 1, each with its ancestors."""
+    second: list[Path] = []
+    first: list[Path] = []
     for line in membership.splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
-            rests += [_rest(group) for tree in (root, root / "unified") for group in _upwards(tree, path)]
+            second += [group for tree in (root, root / "unified") for group in _upwards(tree, path)]
         elif "memory" in controllers.split(","):
-            rests += [_rest_of_version_1(group) for group in _upwards(root / "memory", path)]
-    return min((rest for rest in rests if rest is not None), default=None)
+            first += _upwards(root / "memory", path)
+    return second, first
 
 
 def _upwards(tree: Path, path: str) -> list[Path]:

@@ -61,10 +61,14 @@ def names_by_digest(cache: Path) -> dict[str, list[ModelSource]]:
     """Which names the whole files in the cache were fetched by, the last first. Raises OSError."""
     found: dict[str, list[ModelSource]] = {}
     for note in (cache / "names").glob("*"):
-        digest, _, name = note.read_text("ascii", "replace").strip().partition("\n")
+        try:
+            text, asked = note.read_text("ascii", "replace"), note.stat().st_mtime
+        except (FileNotFoundError, IsADirectoryError):
+            continue  # just cleared, or nothing of ours
+        digest, _, name = text.strip().partition("\n")
         name = name or _name_by_key(note.name)
         if name.startswith("pypi:") and name.isprintable():
-            found.setdefault(digest, []).append(ModelSource(name, note.stat().st_mtime))
+            found.setdefault(digest, []).append(ModelSource(name, asked))
     for held in found.values():
         held.sort(key=lambda source: -source.asked)
     return found

@@ -14,24 +14,32 @@ _TENCENT = "sign-algorithm ak sign-time key-time header-list url-param-list sign
 
 SCHEMES: tuple[tuple[str, frozenset[str]], ...] = (
     # Amazon S3, "Authenticating Requests: Using Query Parameters" (version 4), and version 2 before it
-    ("x-amz-signature", frozenset(f"x-amz-{name}" for name in _AMAZON.split())),
-    ("awsaccesskeyid", frozenset({"awsaccesskeyid", "signature", "expires", "x-amz-security-token"})),
-    # Amazon CloudFront, "Create a signed URL", canned and custom policies
-    ("key-pair-id", frozenset({"key-pair-id", "signature", "expires", "policy", "hash-algorithm"})),
-    # Google Cloud Storage, "Signatures" (version 4), and version 2 before it
-    ("x-goog-signature", frozenset(f"x-goog-{name}" for name in _AMAZON.split())),
-    ("googleaccessid", frozenset({"googleaccessid", "signature", "expires"})),
-    # Azure Storage, shared access signatures of account, service and user delegation
-    ("sig", frozenset(_AZURE.split())),
-    # Alibaba OSS, versions 1 and 4, and Tencent COS
-    ("ossaccesskeyid", frozenset({"ossaccesskeyid", "signature", "expires", "security-token"})),
+    ("x-amz-credential x-amz-signature", frozenset(f"x-amz-{name}" for name in _AMAZON.split())),
     (
-        "x-oss-signature",
+        "awsaccesskeyid signature",
+        frozenset({"awsaccesskeyid", "signature", "expires", "x-amz-security-token"}),
+    ),
+    # Amazon CloudFront, "Create a signed URL", canned and custom policies
+    ("key-pair-id signature", frozenset({"key-pair-id", "signature", "expires", "policy", "hash-algorithm"})),
+    # Google Cloud Storage, "Signatures" (version 4), and version 2 before it
+    ("x-goog-credential x-goog-signature", frozenset(f"x-goog-{name}" for name in _AMAZON.split())),
+    ("googleaccessid signature", frozenset({"googleaccessid", "signature", "expires"})),
+    # Azure Storage, shared access signatures of service and user delegation, and of an account
+    ("sv sr sig", frozenset(_AZURE.split())),
+    ("sv ss sig", frozenset(_AZURE.split())),
+    # Alibaba OSS, versions 1 and 4, and Tencent COS
+    ("ossaccesskeyid signature", frozenset({"ossaccesskeyid", "signature", "expires", "security-token"})),
+    (
+        "x-oss-credential x-oss-signature",
         frozenset(f"x-oss-{name}" for name in (*_AMAZON.split(), "signature-version", "additional-headers")),
     ),
-    ("q-signature", frozenset({*(f"q-{name}" for name in _TENCENT.split()), "x-cos-security-token"})),
+    (
+        "q-ak q-signature",
+        frozenset({*(f"q-{name}" for name in _TENCENT.split()), "x-cos-security-token"}),
+    ),
 )
-"""The parameter that a scheme cannot do without, and all of its parameters, in small letters."""
+"""The parameters that a scheme cannot do without, and all of its parameters, in small letters. One alone
+tells nothing: elsewhere a `sig` or a `signature` may be all that says which file is meant."""
 
 
 def unsigned(url: str) -> str:
@@ -42,6 +50,6 @@ def unsigned(url: str) -> str:
     query, fragment_mark, fragment = query.partition("#")
     parts = [(unquote(part.partition("=")[0]).lower(), part) for part in query.split("&")]
     names = {name for name, _ in parts}
-    dropped = {name for needed, all_of in SCHEMES if needed in names for name in all_of}
+    dropped = {name for needed, all_of in SCHEMES if names.issuperset(needed.split()) for name in all_of}
     kept = "&".join(part for name, part in parts if name not in dropped)
     return address + (mark + kept if kept else "") + fragment_mark + fragment

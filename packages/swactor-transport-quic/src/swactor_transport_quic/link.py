@@ -170,9 +170,10 @@ class Link:
         """Feeds one datagram. Events wait for `pump`."""
         self._received += 1
         self._unpumped += 1
-        self._liveness.heard(now)
         try:
             self.quic.receive_datagram(data, address, now)
+            if self.quic.heard_at == now:  # not so for a stranger's bytes, and for a copy
+                self._liveness.heard(now)
         except Exception as error:  # a stranger's bytes must not stop the loop
             logger.warning("%r: datagram refused: %s: %s", self, type(error).__name__, error)
             self.quic.close(error_code=CloseCode.VIOLATION, reason_phrase="malformed")
@@ -447,7 +448,10 @@ class Link:
 
     def refused(self, address: Address) -> None:
         """The kernel says that nothing listens at `address`; what a peer has left is no news of it."""
-        if self.state is LinkState.CLOSED or not self.quic.path_refused(address):
+        if self.state is LinkState.CLOSED:
+            return
+        if not self.quic.path_refused(address):
+            self.flush_soon()  # what was to go there goes elsewhere now, and so do the timers
             return
         if self.state is LinkState.HANDSHAKE:
             self.lose("nothing listens there")

@@ -17,7 +17,7 @@ from typing import Any
 
 from swactor_core.errors import ResourceError, SwactorError
 from swactor_core.faults import RoleFailure
-from swactor_core.free_memory import available_memory, rest_in_words, swap_rest
+from swactor_core.free_memory import available_memory, available_swap, rest_in_words
 from swactor_core.memory import F32_BYTES
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.specs import DTypeFamily, ObjectKind, ObjectSpec, align_up
@@ -351,7 +351,7 @@ class TinygradBackend:
         packed = 0
         if native and self.settings.weights == "packed":
             packed = sum(ref.nbytes for ref in packed_weights(tensors))
-        if cache + packed > free + (swap := swap_rest()):
+        if cache + packed > free + (swap := available_swap()):
             held = f"a KV cache of {cache} bytes" + f" and packed weights of {packed}" * bool(packed)
             paged = f", and {swap} of swap" * bool(swap)
             raise _role_error(MemoryError(f"{held}, and {free} bytes are left {rest_in_words()}{paged}"))

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file
-from swactor_core.free_memory import available_memory
-from swactor_core.hosting import local_names
+from swactor_core.errors import UsageError
+from swactor_core.hosting import local_names, nodes_in_process
 from swactor_core.ids import NodeId, RunId, node_hex, node_id_of
 from swactor_core.plan import EdgeEndpoint, GgufSource, RunPlan
 from swactor_core.planner import (
@@ -30,7 +30,7 @@ from swactor_core.spi.provider import Kind, Provider, WorkerMemory
 from swactor_core.spi.worker import RoleError
 
 from swactor_cli.errors import ExitCode
-from swactor_cli.models import check_memory_here, open_model
+from swactor_cli.models import Room, check_memory_here, open_model
 from swactor_cli.output import Output
 from swactor_cli.sizes import bytes_text, parse_bytes
 from swactor_cli.worker_options import worker_settings
@@ -94,10 +94,14 @@ def plan(options: PlanOptions, output: Output) -> ExitCode:
             edge_ids=EdgeIdAllocator(),
         )
         if file is None and options.memory is None:
-            check_memory_here(
-                made, model.facts, output,
-                prefill_chunk=options.prefill_chunk, worker=extra, free=available_memory(),
-            )  # fmt: skip
+            try:
+                check_memory_here(
+                    made, model.facts, output,
+                    prefill_chunk=options.prefill_chunk, worker=extra, room=Room(),
+                    node_processes=not nodes_in_process(plugins, choice), path=name,
+                )  # fmt: skip
+            except UsageError as error:  # the plan may be for other machines, or for a later time
+                output.warning(f"a run on this machine would be refused: {error.line}")
         record = _record(made, model, inventory, names, options, remote=not os.path.isabs(name))
     finally:
         model.close()

@@ -14,7 +14,6 @@ from typing import Any
 from swactor_core.checks import CheckStatus
 from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file, offline
 from swactor_core.errors import ResourceError, UsageError
-from swactor_core.free_memory import available_memory
 from swactor_core.hosting import (
     local_names,
     memory_of_workers,
@@ -45,7 +44,7 @@ from swactor_cli.checks import check_udp
 from swactor_cli.errors import ExitCode
 from swactor_cli.interrupts import Interrupts
 from swactor_cli.keys import orchestrator_key_file
-from swactor_cli.models import check_memory_here, has_tokenizer, open_model, tokenizer_of
+from swactor_cli.models import Room, check_memory_here, has_tokenizer, open_model, tokenizer_of
 from swactor_cli.output import Output, OutputLost
 from swactor_cli.progress import Display
 from swactor_cli.prompts import check_prompt, check_text, prompt_ids_of
@@ -123,7 +122,7 @@ def run(options: RunOptions, output: Output) -> ExitCode:
                 "--pre and --prompt-ids exclude each other", hint="ids are not tokenized: leave --pre out"
             )
         runner = closing.enter_context(asyncio.Runner(loop_factory=EventLoop))
-        ahead, free = NodesAhead(), available_memory()
+        ahead, room = NodesAhead(), Room()
         if file is None and not nodes_in_process(plugins, choice):
             if uses_udp(plugins, choice) and (udp := check_udp()).status is CheckStatus.FAIL:
                 raise ResourceError(udp.detail, hint=udp.remedy)  # its nodes would wait for one another
@@ -150,8 +149,10 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         )
         if file is None and memory is None:
             check_memory_here(
-                plan, request.facts, output, prefill_chunk=request.prefill_chunk, worker=mine, free=free
-            )
+                plan, request.facts, output,
+                prefill_chunk=request.prefill_chunk, worker=mine, room=room,
+                node_processes=not nodes_in_process(plugins, choice), path=path,
+            )  # fmt: skip
         request = replace(request, worker_memory=say)
         refuse_unfit_model(plugins, choice, whole, positions=positions)
         if file is None and offline() and model.to_fetch(0, model.facts.num_layers):

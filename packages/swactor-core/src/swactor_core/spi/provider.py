@@ -104,8 +104,11 @@ class Provider:
         except Exception as error:  # a plug-in may raise anything
             if remedy_of_lack(error):
                 raise
+            lacks = isinstance(error, ImportError)
+            remedy = (
+                "install what it lacks, or its package anew" if lacks else "tell whoever makes its package"
+            )
             raise PluginError(
                 f"the {self.kind} plug-in {self.name!r} cannot be used: {type(error).__name__}: {error}",
-                hint="install what it lacks, or its package anew: `swactor-cli plugins` names it; or choose "
-                f"another with --{self.kind}",
+                hint=f"{remedy}: `swactor-cli plugins` names it; or choose another with --{self.kind}",
             ) from error

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from swactor_core.errors import RingError, SwactorError
+from swactor_core.errors import PluginError, RingError, SwactorError
 from swactor_core.faults import WorkerFatalReason
 from swactor_core.fsm import Action, InvalidTransition, Send
 from swactor_core.ids import RingId
@@ -212,7 +212,8 @@ class Harness:
                     self._stage = StageHost(backend)
                     return BackendCreated(backend.facts())
         except Exception as error:  # a plug-in may raise anything while it starts; the node is told what
-            if not isinstance(error, SwactorError):
+            broken = isinstance(error, PluginError) and error.__cause__ is not None
+            if broken or not isinstance(error, SwactorError):
                 traceback.print_exc(file=sys.stderr)
             return InitializeFailed(reason, describe(error))
 

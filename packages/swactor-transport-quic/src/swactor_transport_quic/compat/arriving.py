@@ -66,11 +66,13 @@ class ArrivingPackets(MovingPeer):
     """`general` set means that the next flush goes through aioquic: something of another kind may be due.
 
     `wanting` are the streams that may have data or credit to send, so that a flush does not look at others.
+    `heard_at` is when the newest packet came that is certainly the peer's, and not one that came before.
     """
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords)
         self.general = True
+        self.heard_at = -1.0
         self.wanting: dict[QuicStream, None] = {}
         self._idle_renewed = 0.0
         self._unacknowledged = 0
@@ -87,7 +89,10 @@ class ArrivingPackets(MovingPeer):
         if not self._receive_short(data, addr, now):
             self.general = True
             self.settle()
+            idle_at = self._close_at
             super().receive_datagram(data, addr, now)
+            if self._close_at != idle_at:  # renewed by packets that are the peer's, and new
+                self.heard_at = now
 
     def _is_ending(self) -> bool:
         return self._close_pending or self._state is not QuicConnectionState.CONNECTED
@@ -130,6 +135,7 @@ class ArrivingPackets(MovingPeer):
             return True
         if number > space.expected_packet_number:
             space.expected_packet_number = number + 1
+        self.heard_at = now
         eliciting = self._take_frames(payload, space, path, now)
         if self._is_ending():
             return True
@@ -143,7 +149,10 @@ class ArrivingPackets(MovingPeer):
             space.largest_received_time = now
             if elsewhere is not None:
                 elsewhere.bytes_received += len(data)
+                self.settle()  # what it acknowledges arrived where the peer was known to be
                 self.heard_elsewhere(elsewhere, now)
+            elif self.elsewhere is not None:
+                self.elsewhere = None
         space.ack_queue.add(number)
         space.received_packets.add(number)
         if len(space.ack_queue) > MAX_ACK_RANGES:

@@ -49,6 +49,7 @@ CONNECTION_NAMES = (
     "_remote_max_data_used",
     "_remote_preferred_address",
     "_retire_connection_ids",
+    "_retire_peer_cid",
     "_stream_can_send",
     "_use_reserved_peer_cid",
     "_streams_blocked_pending",

@@ -74,7 +74,13 @@ class ShortPackets(ArrivingPackets):
     def datagrams_to_send(self, now: float) -> list[tuple[bytes, Address]]:
         if self.general or self._close_pending or self._ping_pending or self._probe_pending:
             self.settle()
+            size, path = self._max_datagram_size, self._network_paths[0]
+            if self._handshake_confirmed and (path.remote_challenges or not path.is_validated):
+                # What the way from or to another address carries is not known, and a challenge or an answer
+                # that gets lost proves nothing.
+                self._max_datagram_size = self._path_size.base
             sent = super().datagrams_to_send(now)
+            self._max_datagram_size = size
             self.general = self._something_general()
             return sent
         if self._state is not QuicConnectionState.CONNECTED:
