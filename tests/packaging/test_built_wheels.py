@@ -162,7 +162,7 @@ def test_the_core_alone_says_which_plugin_is_missing(uv: str, run: Any, wheels: 
     run(uv, "venv", "--python", PYTHON, tmp_path / "venv", folder=tmp_path)
     python = tmp_path / "venv" / "bin" / "python"
     run(uv, "pip", "install", "--python", python, "--find-links", wheels, "swactor", folder=tmp_path)
-    out, err = run(python.parent / "swactor-cli", "plan", "demo", folder=tmp_path, code=1)
+    out, err = run(python.parent / "swactor-cli", "plan", "demo", folder=tmp_path, code=2)
     assert out == ""
     assert "no loader plug-in named 'gguf'" in err
     assert "swactor[all]" in err
