@@ -57,7 +57,7 @@ from swactor_core.messages import (
     StreamClosed,
     StreamFault,
 )
-from swactor_core.node.pumps import PumpTask, RecvPumpTask, SendPumpTask
+from swactor_core.node.pumps import Met, PumpTask, RecvPumpTask, SendPumpTask
 from swactor_core.observe.bus import EventBus
 from swactor_core.spi.arena import Arena, ArenaPlugin, Ring
 from swactor_core.spi.transport import RecvEdge, Transport
@@ -238,9 +238,11 @@ class Driver:
         rings: dict[RingId, Ring],
         ring_host: Address,
         crosses_processes: bool = False,
+        met: Met | None = None,
     ) -> None:
         self._system = system
         self._crosses = crosses_processes
+        self._met = met
         self._bus = bus
         self._transport = transport
         self._rings = rings
@@ -289,7 +291,13 @@ class Driver:
                 self._sending.add(message.edge_id)
                 self._start(
                     message.edge_id,
-                    SendPumpTask(message, self._rings[message.ring_id], self._transport, **self._hooks()),
+                    SendPumpTask(
+                        message,
+                        self._rings[message.ring_id],
+                        self._transport,
+                        met=self._met,
+                        **self._hooks(),
+                    ),
                 )
             case EstablishRecv() | StreamArrived():
                 self._system.tell(self._meeting(message.edge_id), message)
@@ -417,8 +425,11 @@ class DataPlane:
         )
         self.driver: Driver | None = None
 
-    def attach_transport(self, transport: Transport, *, crosses_processes: bool = False) -> None:
-        """The transport is up: edges can be driven from now on. `crosses_processes` as its provider says."""
+    def attach_transport(
+        self, transport: Transport, *, crosses_processes: bool = False, met: Met | None = None
+    ) -> None:
+        """The transport is up: edges can be driven from now on. `crosses_processes` as its provider says,
+        `met` as a send-pump takes it."""
         self.driver = Driver(
             self._system,
             self._bus,
@@ -426,6 +437,7 @@ class DataPlane:
             rings=self.arena.rings,
             ring_host=self._ring_host,
             crosses_processes=crosses_processes,
+            met=met,
         )
         self.driver.start()
 

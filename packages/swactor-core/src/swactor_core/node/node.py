@@ -252,7 +252,7 @@ class Node:
             self.system.tell(NODE, PartFailed(Component.DRIVER, error.line))
             return
         self._peers.attach(transport)
-        self.data_plane.attach_transport(transport, crosses_processes=self._crosses)
+        self.data_plane.attach_transport(transport, crosses_processes=self._crosses, met=self._peers.met)
         self.control = ControlService(
             self.system,
             self.bus,

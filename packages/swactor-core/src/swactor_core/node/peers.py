@@ -7,6 +7,7 @@ and orchestrator.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 
 CLOSE_BOUND = 4.0
 """Seconds for each of membership and transport to end."""
+
+_GONE = (MemberState.DEAD, MemberState.LEFT)
 
 
 async def take_leave(membership: Membership | None, transport: Transport | None) -> None:
@@ -58,6 +61,7 @@ class PeerBook:
     def __init__(self, cluster: ClusterConfig, orchestrators: set[bytes]) -> None:
         self._fixed = orchestrators | {bytes.fromhex(node.public_key) for node in cluster.nodes}
         self._members: dict[NodeId, Member] = {}
+        self._awaited: dict[NodeId, asyncio.Event] = {}
         self._transport: Transport | None = None
         self.on_member: Callable[[Member], None] = lambda member: None
 
@@ -73,12 +77,25 @@ class PeerBook:
     def member_changed(self, member: Member) -> None:
         self._members[member.node_id] = member
         self._apply(member)
+        if member.state not in _GONE and (heard := self._awaited.pop(member.node_id, None)) is not None:
+            heard.set()
         self.on_member(member)
+
+    async def met(self, node_id: NodeId, *, deadline: float) -> None:
+        """Returns when membership has told of that node, or after `deadline` seconds: gossip may reach the
+        one that is to dial later than the one that planned it."""
+        member = self._members.get(node_id)
+        if member is not None and member.state not in _GONE:
+            return
+        heard = self._awaited.setdefault(node_id, asyncio.Event())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline):
+                await heard.wait()
 
     def _apply(self, member: Member) -> None:
         if self._transport is None:
             return
-        if member.state in (MemberState.DEAD, MemberState.LEFT):
+        if member.state in _GONE:
             self._transport.remove_peer(member.node_id)
         else:
             peer = Peer(member.node_id, member.public_key, member.host, member.port, member.epoch)

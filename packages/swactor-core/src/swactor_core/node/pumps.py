@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from swactor_core.errors import EdgeBroken, EdgeClosed, RingError, TransportError
 from swactor_core.faults import StreamFaultReason
 from swactor_core.fsm import Effect, Machine, Send
-from swactor_core.ids import EdgeId
+from swactor_core.ids import EdgeId, NodeId
 from swactor_core.machines.pumps import (
     AwaitReadable,
     AwaitRoom,
@@ -46,6 +46,7 @@ from swactor_core.spi.arena import Ring, RingState
 from swactor_core.spi.transport import RecvEdge, SendEdge, Transport
 
 CONNECT_DEADLINE = 15.0
+"""Seconds until the peer of an edge is known and connected, and again until its stream is open."""
 GOODBYE_BOUND = 1.0
 
 
@@ -54,6 +55,12 @@ _TURN_BYTES = 512 * 1024
 
 _IMMEDIATE = (ReadStream, AwaitWritable, AwaitReadable, WriteStream, AwaitRoom)
 """Effects that are answered without waiting, or not yet: the pump advances in the callback that wakes it."""
+
+
+class Met(Protocol):
+    """Returns when membership has told of a node, or after `deadline` seconds."""
+
+    async def __call__(self, node_id: NodeId, *, deadline: float) -> None: ...
 
 
 class _PumpTask:
@@ -290,10 +297,14 @@ class RecvPumpTask(_PumpTask):
 class SendPumpTask(_PumpTask):
     """Host egress ring to QUIC egress stream."""
 
-    def __init__(self, spec: EstablishSend, ring: Ring, transport: Transport, **hooks: Any) -> None:
+    def __init__(
+        self, spec: EstablishSend, ring: Ring, transport: Transport, *, met: Met | None = None, **hooks: Any
+    ) -> None:
+        """Waits until the peer is `met` before it dials; None: all peers are known from the first on."""
         super().__init__(ring, SendPump(spec.edge_id), edge_id=spec.edge_id, **hooks)
         self._spec = spec
         self._transport = transport
+        self._met = met
         self._edge: SendEdge | None = None
 
     def _first(self) -> Effect | None:
@@ -302,7 +313,7 @@ class SendPumpTask(_PumpTask):
     async def _do(self, effect: Effect) -> object:
         match effect:
             case EnsureConnection():
-                await self._transport.connect(self._spec.rx_node_id, deadline=CONNECT_DEADLINE)
+                await self._connect(self._spec.rx_node_id)
                 return Connected()
             case OpenEdgeStream():
                 self._edge = await self._transport.open_edge(
@@ -311,6 +322,13 @@ class SendPumpTask(_PumpTask):
                 self._edge.watch(self.wake)
                 return StreamOpened()
         return await super()._do(effect)
+
+    async def _connect(self, peer: NodeId) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + CONNECT_DEADLINE
+        if self._met is not None:
+            await self._met(peer, deadline=CONNECT_DEADLINE)
+        await self._transport.connect(peer, deadline=max(0.0, until - loop.time()))
 
     def _do_now(self, effect: Effect) -> object | None:
         match effect:

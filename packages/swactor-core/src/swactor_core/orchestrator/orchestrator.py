@@ -148,7 +148,7 @@ class Orchestrator:
         self._transport = transport = self._transports.create(context)
         await transport.start()
         self._peers.attach(transport)
-        self.data_plane.attach_transport(transport, crosses_processes=self._crosses)
+        self.data_plane.attach_transport(transport, crosses_processes=self._crosses, met=self._peers.met)
         self._membership = self._memberships.create(
             MembershipContext(
                 cluster_id=self._cluster.id,
