@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from swactor_core.messages import WorkerFatal
@@ -93,7 +94,8 @@ def test_a_factory_is_called_as_the_runtime_calls_it() -> None:
     (backend,) = HarnessedStage(named, ECHO).backends
     backend.close()
     assert len(asked) == 1
-    of_another_name = HarnessedStage(lambda conf: EchoBackend(conf), ECHO)  # type: ignore[call-arg, misc]
+    wrongly_named: Any = lambda conf: EchoBackend(conf)  # noqa: E731 - what the type forbids is tried here
+    of_another_name = HarnessedStage(wrongly_named, ECHO)
     (fatal,) = of_another_name.worker.events
     assert isinstance(fatal, WorkerFatal)
     assert "unexpected keyword argument 'settings'" in fatal.detail
