@@ -1,11 +1,13 @@
 """Decode speed of a pipeline beside a plain loop over the same role code, in one run.
 
     python bench/decode.py [MODEL] [--tokens N] [--repeats R] [--kinds graph,native] [--nodes 1,2]
+                           [--threads N]
 
 For each kind, KERNELS[:WEIGHTS[:NUMERICS]] such as native:packed:fast: tokens per second of a plain
 single-process loop (`plain_decode.py`: no runtime, no rings, no transport), then of `--nodes 1` and
 `--nodes 2` as `swactor-cli run` would run them. The three take turns, `--repeats` times; a figure is the
-median over all its tokens: a disturbed moment counts little.
+median over all its tokens: a disturbed moment counts little. Without `--threads` native kernels use all
+cores, as `swactor-cli run` does; what is said of one core is measured with `--threads 1`.
 "added" is the time that the pipeline adds to a token; "ratio" is tokens per second over those of the plain
 loop of the same kind; "of tinygrad" over those of the plain loop in tinygrad's own kernels (`graph`).
 """
@@ -34,9 +36,10 @@ from swactor_core.spi.provider import Kind
 PROMPT = (28120, 905)  # "hello world" of the demo model
 
 
-def plain(path: str, tokens: int, kind: str) -> tuple[list[float], list[int]]:
+def plain(path: str, tokens: int, kind: str, *, threads: int) -> tuple[list[float], list[int]]:
     """Seconds per token and the ids of the plain loop, in a process of its own."""
     command = [sys.executable, __file__, path, "--plain", "--tokens", str(tokens), "--kinds", kind]
+    command += ["--threads", str(threads)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     if done.returncode != 0:
         raise SystemExit(f"the plain loop failed:\n{done.stderr}")
@@ -44,14 +47,14 @@ def plain(path: str, tokens: int, kind: str) -> tuple[list[float], list[int]]:
     return record["seconds"], record["ids"]
 
 
-def plain_child(path: str, tokens: int, kind: str) -> None:
+def plain_child(path: str, tokens: int, kind: str, *, threads: int) -> None:
     from plain_decode import plain_run
 
-    run = plain_run(path, PROMPT, tokens, settings=settings_of(kind))
+    run = plain_run(path, PROMPT, tokens, settings=settings_of(kind, threads))
     print(json.dumps({"seconds": run.token_seconds, "ids": run.ids}))
 
 
-def pipeline(path: str, tokens: int, kind: str, nodes: int) -> tuple[list[float], list[int]]:
+def pipeline(path: str, tokens: int, kind: str, *, nodes: int, threads: int) -> tuple[list[float], list[int]]:
     """Seconds per token and the ids of a local pool of `nodes` node processes."""
 
     async def run() -> tuple[list[float], list[int]]:
@@ -60,7 +63,8 @@ def pipeline(path: str, tokens: int, kind: str, nodes: int) -> tuple[list[float]
         model = plugins.select(Kind.LOADER, choice.loader).factory().open(path)
         request = RunRequest(GgufSource(path, model.digest()), model.facts, PROMPT, tokens)
         model.close()
-        async with LocalSession(plugins, choice, nodes=nodes, worker=dict(settings_of(kind))) as session:
+        settings = dict(settings_of(kind, threads))
+        async with LocalSession(plugins, choice, nodes=nodes, worker=settings) as session:
             result = await session.run(request)
         if result.outcome is not RunOutcome.COMPLETED:
             raise SystemExit(f"nodes={nodes}: {result.fault.line() if result.fault else result.outcome}")
@@ -78,10 +82,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--kinds", default="graph,native")
     parser.add_argument("--nodes", default="1,2")
+    parser.add_argument("--threads", type=int, default=0, help="of native kernels; 0: as many as cores")
     parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.plain:
-        plain_child(options.model, options.tokens, options.kinds)
+        plain_child(options.model, options.tokens, options.kinds, threads=options.threads)
         return
     loader = load_plugins().select(Kind.LOADER, PluginChoice().loader).factory()
     path = str(Path(loader.resolve(options.model)).resolve())
@@ -97,9 +102,9 @@ def main() -> None:
             for nodes in (0, *node_counts):
                 what = f"--nodes {nodes}" if nodes else "plain loop"
                 measured, ids[what] = (
-                    pipeline(path, options.tokens, kind, nodes)
+                    pipeline(path, options.tokens, kind, nodes=nodes, threads=options.threads)
                     if nodes
-                    else plain(path, options.tokens, kind)
+                    else plain(path, options.tokens, kind, threads=options.threads)
                 )
                 seconds.setdefault(what, []).extend(measured)
         base = statistics.median(seconds["plain loop"])

@@ -141,7 +141,7 @@ def test_swap_is_what_machine_and_control_groups_leave_of_it(
     (first / "memory.memsw.limit_in_bytes").write_text("1000\n")
     (first / "memory.memsw.usage_in_bytes").write_text("650\n")
     assert swap_of_groups("3:memory:/a\n", tmp_path) == [250]
-    monkeypatch.setattr(free_memory, "_GROUP_ROOT", tmp_path)
+    monkeypatch.setattr(free_memory, "GROUP_ROOT", tmp_path)
     known = {
         "/proc/meminfo": "MemAvailable: 4 kB\nSwapFree: 1 kB\n",
         "/proc/self/cgroup": "0::/outer/inner\n",

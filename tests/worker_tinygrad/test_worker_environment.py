@@ -360,12 +360,13 @@ def test_another_tinygrad_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.hint == "pip install tinygrad==0.99.0"
 
 
-def test_threads_respect_a_quota(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
-    monkeypatch.setattr(Path, "read_text", lambda self: "400000 100000\n")
-    assert environment.default_threads() == 2
-    monkeypatch.setattr(Path, "read_text", lambda self: "max 100000\n")
-    assert environment.default_threads() == 8
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 2), (8, 8), (64, 8)])
+def test_each_core_has_a_thread_up_to_eight(
+    monkeypatch: pytest.MonkeyPatch, cores: int, threads: int
+) -> None:
+    monkeypatch.setattr(environment, "available_cores", lambda: cores)
+    assert environment.read_settings({}).threads == threads
+    assert environment.read_settings({"threads": 3}).threads == 3
 
 
 def in_a_process(code: str, **variables: str) -> subprocess.CompletedProcess[str]:

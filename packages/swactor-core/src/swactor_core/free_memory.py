@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_GROUP_ROOT = Path("/sys/fs/cgroup")
+from swactor_core.control_groups import GROUP_ROOT, groups_of, membership, number_in
+
 _MEMINFO = Path("/proc/meminfo")
 _MOUNTS = Path("/proc/self/mountinfo")
 _NO_LIMIT = 1 << 60
@@ -32,7 +33,7 @@ def machine_rest() -> int | None:
 def available_swap() -> int:
     """Bytes that may be paged out beyond `available_memory`: more than that is slow, and not ended."""
     swap = _said_by_kernel("SwapFree") or 0
-    return swap and min([swap, *_group_swaps()])
+    return swap and min([swap, *swap_of_groups(membership(), GROUP_ROOT)])
 
 
 def _said_by_kernel(name: str) -> int | None:
@@ -81,42 +82,26 @@ def rest_in_words() -> str:
 
 def group_rest() -> int | None:
     """Bytes that this process's control groups leave to it; None without a limit."""
-    membership = _membership()
-    return None if membership is None else rest_of_groups(membership, _GROUP_ROOT)
+    return rest_of_groups(membership(), GROUP_ROOT)
 
 
-def _group_swaps() -> list[int]:
-    membership = _membership()
-    return [] if membership is None else swap_of_groups(membership, _GROUP_ROOT)
-
-
-def _membership() -> str | None:
-    try:
-        return Path("/proc/self/cgroup").read_text()
-    except OSError:
-        return None
-
-
-def rest_of_groups(membership: str, root: Path) -> int | None:
-    """The least rest of the control groups in `membership`, the content of /proc/self/cgroup, and of their
-    ancestors, whose trees are mounted below `root`; None when nothing limits them.
-
-    A line is hierarchy:controllers:path (cgroups(7)). Version 2 lies at `root`, or at `root/unified` beside
-    version 1, whose memory controller has a tree of its own. Where a container sees its host's path, only the
-    tree's root, which is then the container's own group, is found."""
-    second, first = _groups(membership, root)
+def rest_of_groups(groups: str, root: Path) -> int | None:
+    """The least rest of the control groups in `groups`, the content of /proc/self/cgroup, and of their
+    ancestors below `root`; None when nothing limits them."""
+    second, first = groups_of("memory", groups, root)
     rests = [*map(_rest, second), *map(_rest_of_version_1, first)]
     return min((rest for rest in rests if rest is not None), default=None)
 
 
-def swap_of_groups(membership: str, root: Path) -> list[int]:
+def swap_of_groups(groups: str, root: Path) -> list[int]:
     """What each of the groups that bound it leaves of swap; as `rest_of_groups`."""
-    second, first = _groups(membership, root)
-    pairs = [(_number(group / "memory.swap.max"), _number(group / "memory.swap.current")) for group in second]
+    second, first = groups_of("memory", groups, root)
+    names = ("memory.swap.max", "memory.swap.current")
+    pairs = [(number_in(group / names[0]), number_in(group / names[1])) for group in second]
     for group in first:
         # Version 1 bounds memory and swap together: swap is what lies beyond the bound of memory.
         both, memory, used, swapped = (
-            _number(group / f"memory.{name}_in_bytes")
+            number_in(group / f"memory.{name}_in_bytes")
             for name in ("memsw.limit", "limit", "usage", "memsw.usage")
         )
         if both is not None and memory is not None and memory < _NO_LIMIT:
@@ -124,40 +109,20 @@ def swap_of_groups(membership: str, root: Path) -> list[int]:
     return [max(0, most - less) for most, less in pairs if most is not None and less is not None]
 
 
-def _groups(membership: str, root: Path) -> tuple[list[Path], list[Path]]:
-    """Of version 2 and of version 1, each with its ancestors."""
-    second: list[Path] = []
-    first: list[Path] = []
-    for line in membership.splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" and not controllers:
-            second += [group for tree in (root, root / "unified") for group in _upwards(tree, path)]
-        elif "memory" in controllers.split(","):
-            first += _upwards(root / "memory", path)
-    return second, first
-
-
-def _upwards(tree: Path, path: str) -> list[Path]:
-    """The group and all above it, up to the tree's root."""
-    group = tree / path.lstrip("/")
-    return [group, *(above for above in group.parents if above.is_relative_to(tree))]
-
-
 def _rest(group: Path) -> int | None:
     """Above `memory.high` processes are held up until they nearly stand still, beyond `memory.max` ended."""
-    limits = [_number(group / name) for name in ("memory.max", "memory.high")]
+    limits = [number_in(group / name) for name in ("memory.max", "memory.high")]
     most = min((limit for limit in limits if limit is not None), default=None)
     return _left(
-        group, most, used=_number(group / "memory.current"), droppable=("inactive_file", "active_file")
+        group, most, used=number_in(group / "memory.current"), droppable=("inactive_file", "active_file")
     )
 
 
 def _rest_of_version_1(group: Path) -> int | None:
     return _left(
         group,
-        _number(group / "memory.limit_in_bytes"),
-        used=_number(group / "memory.usage_in_bytes"),
+        number_in(group / "memory.limit_in_bytes"),
+        used=number_in(group / "memory.usage_in_bytes"),
         droppable=("total_inactive_file", "total_active_file"),
     )
 
@@ -171,11 +136,3 @@ def _left(group: Path, most: int | None, *, used: int | None, droppable: tuple[s
         return max(0, most - used + sum(int(facts.get(name, 0)) for name in droppable))
     except (OSError, ValueError):
         return max(0, most - used)
-
-
-def _number(file: Path) -> int | None:
-    """None also for `max`, which is no limit."""
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):
-        return None

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swactor_core.errors import ConfigError, ResourceError, did_you_mean
+from swactor_core.processors import available_cores
 
 from swactor_worker_tinygrad import drivers
 from swactor_worker_tinygrad.passing_kernels import ROOM, has_room, passing_folder
@@ -183,16 +184,9 @@ def _check_fast(kind: str, chosen: Mapping[str, str]) -> None:
 
 
 def default_threads() -> int:
-    """Half of the cores that this process may use, at most 8: the node process and its transport, and often a
-    second hardware thread per core, share them."""
-    cores = float(len(os.sched_getaffinity(0)))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            cores = min(cores, int(quota) / int(period))
-    except (OSError, ValueError, ZeroDivisionError):
-        pass  # no such limit here
-    return max(1, min(8, int(cores) // 2))
+    """All cores that this process has, at most 8: beyond that nothing was measured. The stages of one machine
+    compute in turn, and node processes have next to nothing to do while one of them does."""
+    return min(8, available_cores())
 
 
 def find_compiler(wanted: str = "") -> str:
