@@ -1,50 +1,206 @@
-"""What is made with every token has all of a frozen dataclass but the frozenness at run time."""
+"""Classes that are made quickly are what `dataclasses` makes of them; `value` is so but for being frozen."""
 
 from __future__ import annotations
 
-from dataclasses import field, is_dataclass, replace
+import copy
+import inspect
+import pickle
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, asdict, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
 
 import pytest
-from swactor_core.values import value
+from swactor_core.values import frozen, value
+
+T = TypeVar("T")
+SLOTTED: Callable[[type[Any]], type[Any]] = dataclass(frozen=True, slots=True)
+MAKERS = (SLOTTED, frozen, value)
+OURS = (frozen, value)
 
 
-@value
-class Pair:
+class Family:
+    """The same classes by each maker, some of which inherit from one another."""
+
+    def __init__(self, make: Callable[[type[Any]], type[Any]]) -> None:
+        @make
+        class Nothing:
+            pass
+
+        @make
+        class Pair:
+            """Two."""
+
+            left: int
+            right: tuple[int, ...] = ()
+
+        @make
+        class Longer(Pair):
+            more: str = "more"
+
+        @make
+        class Lists:
+            secret: str = field(repr=False)
+            names: list[str] = field(default_factory=list)
+            uncounted: int = field(default=0, compare=False)
+            last: str | None = field(default=None, kw_only=True)
+            kind: ClassVar[str] = "lists"
+
+        @make
+        class Checked:
+            count: int
+
+            def __post_init__(self) -> None:
+                if self.count < 0:
+                    raise ValueError(f"count {self.count}")
+
+            @property
+            def twice(self) -> int:
+                return 2 * self.count
+
+        @make
+        class OwnWords:
+            x: int
+
+            def __repr__(self) -> str:
+                return "own words"
+
+            def __eq__(self, other: object) -> bool:
+                return True
+
+            def __hash__(self) -> int:
+                return 7
+
+        @make
+        class OwnEquality:
+            x: int
+
+            def __eq__(self, other: object) -> bool:
+                return True
+
+        @make
+        class Held(Generic[T]):
+            held: T
+
+        self.classes = (Nothing, Pair, Longer, Lists, Checked, OwnWords, OwnEquality, Held)
+        self.objects = (
+            Nothing(),
+            Pair(1),
+            Pair(1, (2,)),
+            Pair(left=1, right=(2,)),
+            Longer(1, (2,)),
+            Longer(1, more="x"),
+            Lists("s"),
+            Lists("s", ["a"], 4, last="z"),
+            Lists("s", ["a"], 5, last="z"),
+            Checked(3),
+            OwnWords(1),
+            OwnEquality(1),
+            Held("x"),
+        )
+
+
+FAMILIES = {make: Family(make) for make in MAKERS}
+THEIRS = FAMILIES[SLOTTED]
+
+
+@pytest.mark.parametrize("make", OURS)
+def test_fields_slots_and_patterns_are_those_of_a_dataclass(make: Any) -> None:
+    for ours, theirs in zip(FAMILIES[make].classes, THEIRS.classes, strict=True):
+        assert is_dataclass(ours)
+        assert [(f.name, f.type, f.init, f.kw_only) for f in fields(ours)] == [
+            (f.name, f.type, f.init, f.kw_only) for f in fields(theirs)
+        ]
+        assert ours.__match_args__ == theirs.__match_args__
+        assert ours.__slots__ == theirs.__slots__
+        assert not hasattr(ours, "__dict__") or "__dict__" not in ours.__slots__
+
+
+@pytest.mark.parametrize("make", OURS)
+def test_objects_compare_and_show_as_those_of_a_dataclass(make: Any) -> None:
+    ours, theirs = FAMILIES[make].objects, THEIRS.objects
+    assert [repr(each) for each in ours] == [repr(each) for each in theirs]
+    table = [[a == b for b in theirs] for a in theirs]
+    assert [[a == b for b in ours] for a in ours] == table
+    for a in ours:
+        assert a.__class__.__name__.startswith("Own") or a != object()
+        for b in ours:
+            if a == b and a.__class__ is b.__class__ and not hasattr(a, "names"):
+                assert hash(a) == hash(b)
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(ours[6])  # it holds a list
+
+
+@pytest.mark.parametrize("make", OURS)
+def test_signatures_once_made_are_those_of_a_dataclass(make: Any) -> None:
+    for ours, theirs in zip(FAMILIES[make].classes, THEIRS.classes, strict=True):
+        mine, wanted = inspect.signature(ours).parameters, inspect.signature(theirs).parameters
+        assert [(p.name, p.kind) for p in mine.values()] == [(p.name, p.kind) for p in wanted.values()]
+        assert ours.__init__.__qualname__ == f"{ours.__qualname__}.__init__"
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_wrong_arguments_and_wrong_values_are_refused(make: Any) -> None:
+    _, pair, *_ = Family(make).classes
+    checked = FAMILIES[make].classes[4]
+    with pytest.raises(TypeError, match=r"__init__\(\) missing 1 required positional argument: 'left'"):
+        pair()  # the first that is made, and made wrongly
+    with pytest.raises(TypeError, match="unexpected keyword argument 'middle'"):
+        pair(1, middle=2)
+    with pytest.raises(ValueError, match="count -1"):
+        checked(-1)
+    assert checked(2).twice == 4
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_what_makes_new_objects_of_old_ones_works(make: Any) -> None:
+    pair, lists = FAMILIES[make].objects[2], FAMILIES[make].objects[7]
+    assert replace(pair, right=(3,)).right == (3,)
+    assert asdict(lists) == {"secret": "s", "names": ["a"], "uncounted": 4, "last": "z"}
+    assert copy.copy(pair) == copy.deepcopy(pair) == pair
+    assert copy.deepcopy(lists).names is not lists.names
+    first, second = FAMILIES[make].classes[3]("s"), FAMILIES[make].classes[3]("s")
+    assert first.names is not second.names
+
+
+@frozen
+class Kept:
     left: int
     right: tuple[int, ...] = ()
 
 
 @value
-class Other:
+class Passing:
     left: int
-    right: tuple[int, ...] = ()
 
 
-@value
-class Named:
-    names: list[str] = field(default_factory=list)
+def test_objects_cross_processes() -> None:
+    assert pickle.loads(pickle.dumps(Kept(1, (2,)))) == Kept(1, (2,))
+    assert pickle.loads(pickle.dumps(Passing(1))) == Passing(1)
 
 
-def test_equality_and_hash_are_of_the_fields_and_the_class() -> None:
-    assert Pair(1, (2,)) == Pair(1, (2,)) != Pair(1)
-    assert hash(Pair(1, (2,))) == hash(Pair(1, (2,)))
-    assert {Pair(1): "a"}[Pair(left=1)] == "a"
-    assert Pair(1) != Other(1)
-    assert repr(Pair(1)) == "Pair(left=1, right=())"
+def test_a_frozen_object_stays_as_it_is() -> None:
+    kept = Kept(1)
+    with pytest.raises(FrozenInstanceError, match="cannot assign to field 'left'"):
+        kept.left = 2  # type: ignore[misc] # that is the point
+    with pytest.raises(FrozenInstanceError, match="cannot delete field 'right'"):
+        del kept.right
+    with pytest.raises(FrozenInstanceError):
+        kept.middle = 2  # type: ignore[attr-defined] # that is the point
+    assert kept == Kept(1)
 
 
-def test_it_is_slotted_and_a_dataclass() -> None:
-    assert is_dataclass(Pair)
-    assert replace(Pair(1), right=(3,)) == Pair(1, (3,))
-    assert not hasattr(Pair(1), "__dict__")
+def test_a_value_has_no_place_for_what_it_does_not_declare() -> None:
     with pytest.raises(AttributeError):
-        Pair(1).middle = 2  # type: ignore[attr-defined] # that is the point
+        Passing(1).middle = 2  # type: ignore[attr-defined] # that is the point
 
 
-def test_defaults_are_made_anew() -> None:
-    assert Named().names is not Named().names
+def test_no_package_makes_frozen_classes_the_slow_way() -> None:
+    sources = Path(__file__).parents[2].glob("packages/*/src/**/*.py")
+    assert not [path for path in sources if "@dataclass(frozen=True, slots=True)" in path.read_text()]
 
 
-def test_the_type_checker_is_told_that_it_is_frozen() -> None:
-    told = value.__dataclass_transform__  # type: ignore[attr-defined] # PEP 681
+@pytest.mark.parametrize("make", OURS)
+def test_the_type_checker_is_told_that_it_is_frozen(make: Any) -> None:
+    told = make.__dataclass_transform__  # PEP 681
     assert {**told, **told["kwargs"]}["frozen_default"] is True

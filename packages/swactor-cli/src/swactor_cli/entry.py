@@ -55,6 +55,10 @@ def main() -> None:
     """The command line, to its exit code as SystemExit."""
     global _unwinds
     sys.unraisablehook = _unraisable
+    import gc
+
+    # What imports make stays: going over it again and again is a twentieth of a start.
+    gc.set_threshold(50_000)
     from swactor_cli.app import main as command
 
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from swactor_core import free_memory
@@ -13,6 +13,7 @@ from swactor_core.fitting import NODE_PROCESS, check_free_memory
 from swactor_core.plan import RunPlan
 from swactor_core.spi.loader import Loader, Model, ModelFacts, Tokenizer
 from swactor_core.spi.provider import WorkerMemory
+from swactor_core.values import frozen
 
 from swactor_cli.output import Output
 from swactor_cli.terminal import harmless_line
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Room:
     """Bytes of memory and of swap that are left at this moment, and `where`, in words."""
 

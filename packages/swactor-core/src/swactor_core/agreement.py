@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import pairwise
 
 from swactor_core.ids import RunId
 from swactor_core.messages import ProvisionStage, StageModelFacts
 from swactor_core.plan import TokenOutputPolicy
+from swactor_core.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Shared:
     """What every stage of a run is told alike. `layer_bounds` are where the stages' layer ranges begin, and
     the number of layers: [stage_count + 1]; `outline` is the model's (`GgufSource`)."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
+
+from swactor_core.values import frozen
 
 
 class CheckStatus(StrEnum):
@@ -14,7 +15,7 @@ class CheckStatus(StrEnum):
     SKIP = "skip"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CheckResult:
     """`detail` is what was found, `remedy` what to do, one line each."""
 
@@ -23,7 +24,7 @@ class CheckResult:
     remedy: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DoctorCheck:
     """`run` must be bounded by a few seconds and must not raise for a missing tool."""
 

@@ -6,11 +6,12 @@ nanoseconds for people, `number` orders the events of one process.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
 from swactor_core.ids import NodeId, node_hex
+from swactor_core.values import frozen
 
 
 class EventName(StrEnum):
@@ -60,7 +61,7 @@ OBJECT_EVENTS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Event:
     """One lifecycle event. `fields` holds the identities it has (spec section 40) and its own facts."""
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
 from swactor_core.ids import EdgeId, NodeId, RingId, StageIndex, node_hex
+from swactor_core.values import frozen
 
 
 class RingFaultReason(StrEnum):
@@ -200,7 +201,7 @@ def named_node(node_id: NodeId, names: Mapping[NodeId, str]) -> str:
     return f"{name} ({node_hex(node_id)})" if name else node_hex(node_id)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fault:
     """One failure as its detector saw it. `cause` is the finer enum's value, `detail` one line for people.
     `node_name` is given to it where names are known (`named`); detectors know ids."""

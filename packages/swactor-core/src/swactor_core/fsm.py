@@ -8,14 +8,14 @@ performs all actions of a step before the next step. A step that raises has chan
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any, ClassVar, Generic, TypeVar
 
 from swactor_core.errors import SwactorError
 from swactor_core.events import EventName
 from swactor_core.messages import Address, TimerFired
-from swactor_core.values import value
+from swactor_core.values import frozen, value
 
 StateT = TypeVar("StateT", bound=StrEnum)
 
@@ -41,7 +41,7 @@ class SetTimer(Action):
     at: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CancelTimer(Action):
     name: str
 
@@ -60,7 +60,7 @@ class Effect(Action):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Row:
     """One transition: in `source`, on an event of this type, `handler` runs and the machine goes to one of
     `targets`. No handler: the event is expected here and changes nothing (or only the state)."""

@@ -6,15 +6,14 @@ worker may round up, and its process has a size of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from swactor_core.specs import align_up
 from swactor_core.spi.loader import ModelFacts
+from swactor_core.values import frozen
 
 F32_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StageMemory:
     """Bytes. `weights` as stored, `kv` of all positions of the run, `scratch` of what steps need; `copies` of
     weights, `process` and whether weights stay `in_file` as the worker says them."""

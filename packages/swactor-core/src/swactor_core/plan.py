@@ -7,14 +7,15 @@ and tensor positions are the loader's (`spi/loader.py`); the plan carries only w
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 
 from swactor_core.ids import EdgeId, NodeId, RunId, StageIndex
 from swactor_core.specs import DTypeFamily, ObjectSpec, RingDirection, RingSpec
+from swactor_core.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GgufSource:
     """Where the GGUF bytes are. `uri` is a path or another name that the loader resolves on each node;
     `digest` is of header, tensor table and size, so that stages cannot load different files; `outline` is
@@ -37,7 +38,7 @@ class GgufSource:
 BAN = -1e9
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SamplingPolicy:
     """How a row of logits becomes a token; `sampling.py` says in which order.
 
@@ -77,7 +78,7 @@ class TokenOutputPolicy(StrEnum):
     LOGITS = "Logits"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GgufModelPlan:
     model_id: str
     gguf_source: GgufSource
@@ -90,7 +91,7 @@ class GgufModelPlan:
     end_of_generation: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RuntimePlan:
     """`prompt` is token ids: the orchestrator tokenises (spec section 4)."""
 
@@ -99,7 +100,7 @@ class RuntimePlan:
     token_output_policy: TokenOutputPolicy
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StagePlan:
     run_id: RunId
     stage_index: StageIndex
@@ -118,7 +119,7 @@ class EdgeKind(StrEnum):
     TOKEN_OUT = "TokenOut"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EdgeEndpoint:
     """One end of an edge. `stage_index` is None for the orchestrator's end."""
 
@@ -126,7 +127,7 @@ class EdgeEndpoint:
     stage_index: StageIndex | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EdgePlan:
     run_id: RunId
     edge_id: EdgeId
@@ -141,7 +142,7 @@ class EdgePlan:
         return RingSpec(self.ring_capacity, direction)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunPlan:
     run_id: RunId
     model: GgufModelPlan

@@ -8,7 +8,7 @@ plan must satisfy, whoever made it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate, pairwise
 from math import lcm
 from typing import NoReturn
@@ -40,6 +40,7 @@ from swactor_core.specs import (
 )
 from swactor_core.spi.loader import ModelFacts
 from swactor_core.spi.provider import WorkerMemory
+from swactor_core.values import frozen
 
 __all__ = [
     "EdgeIdAllocator",
@@ -58,7 +59,7 @@ MIN_RING = 64 << 10
 MAX_RING = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeCapacity:
     """One node of the inventory (spec section 4). `memory_bytes` is what it declares for a stage's worker,
     all in all; None says nothing is declared: it is given an average share and anything fits. `worker` is
@@ -92,7 +93,7 @@ def _check_workers(inventory: Sequence[NodeCapacity]) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RuntimeChoices:
     """What the operator chose for one run. `prompt` and `end_of_generation` are token ids;
     `dtype_family` and `dtype_width_bytes` are of activations on the wire; `ring_capacity` in bytes, of

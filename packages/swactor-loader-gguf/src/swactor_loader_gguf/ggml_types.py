@@ -8,10 +8,10 @@ only who needs its bytes refuses it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from swactor_core.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GgmlType:
     """`block` weights take `block_bytes` bytes; a row is a whole number of blocks."""
 

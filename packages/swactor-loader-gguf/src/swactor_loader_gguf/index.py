@@ -13,13 +13,13 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
 from operator import itemgetter
 from typing import NoReturn
 
 from swactor_core.specs import align_up
+from swactor_core.values import frozen
 
 from swactor_loader_gguf.ggml_types import ggml_type, type_name
 from swactor_loader_gguf.header import U32, U64, Contents, HeaderReader
@@ -91,7 +91,7 @@ _SIZES = {kind: struct.calcsize("<" + code) for kind, code in _FORMATS.items()}
 _FLOATS = (ValueType.FLOAT32, ValueType.FLOAT64)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Entry:
     """One metadata value: where it lies, not what it says. `count` is 1 for a scalar; `offset` is of the
     value's first byte (a string's or array's first element after its length)."""
@@ -104,7 +104,7 @@ class Entry:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TensorEntry:
     """One row of the tensor table. `offset` is absolute in the file at `path`; `nbytes` is None for a type
     without known layout, whose extent then is at most `room`, the bytes up to the next tensor or the end of

@@ -15,10 +15,11 @@ import os
 import re
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from swactor_core.values import frozen
 from swactor_core.whole_files import write_whole
 
 from swactor_loader_gguf.cache import cache_directory
@@ -28,7 +29,7 @@ _FOLDER = "addresses"
 _LONGEST = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Identity:
     """Which content an address has. `validator` is the server's tag for it, empty where there is none;
     `sha256` is of the whole content where the source names it; `revision` pins it where sources have them."""
@@ -39,7 +40,7 @@ class Identity:
     revision: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Known:
     """The identity that `address` had at `asked`, in seconds since 1970. `head` is the digest of the first
     bytes, where the server has no tag: nothing else tells one content from the next."""

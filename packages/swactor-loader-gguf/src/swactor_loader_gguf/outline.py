@@ -13,11 +13,12 @@ import json
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from swactor_core.errors import ModelError
 from swactor_core.faults import ModelFailure
+from swactor_core.values import frozen
 
 from swactor_loader_gguf.index import TensorEntry
 
@@ -29,7 +30,7 @@ stages open every part."""
 _LONGEST_TEXT = 1 << 28
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PartOutline:
     """One part. `digest` is of header, tensor table and size; `tag` tells the content of an address from
     others that it may have had, empty where nothing does. Rows of `tensors` have no path; those of the first

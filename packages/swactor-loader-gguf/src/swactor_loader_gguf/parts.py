@@ -12,13 +12,13 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, NoReturn
 
 from swactor_core.errors import ModelError
 from swactor_core.faults import ModelFailure
 from swactor_core.spi.loader import TensorRef
+from swactor_core.values import frozen
 
 from swactor_loader_gguf.cache import Progress, silent
 from swactor_loader_gguf.index import GgufIndex, TensorEntry
@@ -50,7 +50,7 @@ def part_name(name: str, number: int, *, address: bool = False) -> str | None:
     return f"{match['prefix']}-{number + 1:05}-of-{match['count']}.gguf{match['rest']}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Opened:
     index: GgufIndex
     remote: RemoteFile | None = None

@@ -9,7 +9,9 @@ characters that came with it are letters and signs here, where llama.cpp still s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from swactor_core.values import frozen
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _SUFFIX = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -64,7 +66,7 @@ def _cased(upper: str, lower: str, *, suffix: str = "") -> str:
     return rf"{_LEAD}{upper}*{lower}+{suffix}|{_LEAD}{upper}+{lower}*{suffix}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PreTokenizer:
     """`patterns` apply one after another, each within the pieces of the one before.
 

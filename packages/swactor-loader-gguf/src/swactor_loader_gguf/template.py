@@ -15,10 +15,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 from swactor_core.errors import ModelError, UsageError, remedy_of_lack
+from swactor_core.values import frozen
 
 MAX_TEMPLATE = 1 << 18
 MAX_CONTENTS = 1 << 22  # characters of all messages together
@@ -33,7 +33,7 @@ _ROLE = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _HINT = "give a raw prompt instead, or use a model with a conventional template"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rendered:
     """The prompt text and the ranges (start, end) of characters that come from message contents."""
 
@@ -41,7 +41,7 @@ class Rendered:
     contents: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ChatTemplate:
     """One model's template and the texts of its BOS and EOS tokens."""
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from swactor_core.errors import ModelError, UsageError
 from swactor_core.spi.loader import TextStream
+from swactor_core.values import frozen
 
 from swactor_loader_gguf.index import GgufIndex
 from swactor_loader_gguf.merging import SPACE_MARK, merger_of
@@ -27,7 +27,7 @@ _SPECIAL_TYPES = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
 _ASCII_SPACE = " \t\n\v\f\r"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Special:
     """A token that is matched in text before merging. `control` ones only where the text is trusted;
     `strips` ones swallow the white space behind them."""
@@ -38,7 +38,7 @@ class _Special:
     strips: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Match:
     start: int
     end: int

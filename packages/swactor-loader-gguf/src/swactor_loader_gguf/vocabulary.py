@@ -6,11 +6,11 @@ Knows the `tokenizer.ggml.*` keys, their defaults and the repairs of `llama_voca
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import NoReturn
 
 from swactor_core.errors import ModelError, UsageError
+from swactor_core.values import frozen
 
 from swactor_loader_gguf.index import GgufIndex, ValueType
 from swactor_loader_gguf.pretokenizers import PRE_TOKENIZERS, PreTokenizer
@@ -95,7 +95,7 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Vocabulary:
     """`pre` is None for SPM. `types` has the repairs that `end_of_generation` needed. `printed` are control
     tokens whose text belongs to the answer; `strips_right` are special tokens that swallow the white space

@@ -15,7 +15,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import NoReturn
@@ -24,6 +24,7 @@ from urllib.parse import urljoin, urlsplit
 import httpx2
 from swactor_core.errors import ModelError
 from swactor_core.faults import ModelFailure
+from swactor_core.values import frozen
 
 from swactor_loader_gguf.known import Identity, shown
 from swactor_loader_gguf.reach import Unreachable, refuse_when_offline
@@ -48,7 +49,7 @@ _EXPIRED = frozenset({400, 401, 403, 404, 410})
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Patience:
     """Bounds of one source: seconds to connect and between two bytes, bytes a second below which a stream is
     given up after `idle` seconds, tries in a row that bring less than `progress_bytes`, and seconds before

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from swactor_core.ids import NodeId
 from swactor_core.spi.membership import Member
+from swactor_core.values import frozen
 
 from swactor_membership_swim.members import Life
 
 Address = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Received:
     """An authenticated packet: `sender` is proven by the seal, `source` is where an answer goes."""
 
@@ -21,7 +20,7 @@ class Received:
     source: Address
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Outlived:
     """An authenticated packet of a life whose key has had a later one here, of this epoch. It may be a
     recording: nothing in it counts as news."""
@@ -32,26 +31,26 @@ class Outlived:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tick:
     """The time has come that `deadline` named, or a later one."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SendFailed:
     """The system refused to send to this address."""
 
     address: Address
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProbeAsked:
     """Somebody has outside evidence against a member."""
 
     node_id: NodeId
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LeaveAsked:
     """This participant departs; ticks go on until `departed`."""
 
@@ -59,7 +58,7 @@ class LeaveAsked:
 Event = Received | Outlived | Tick | SendFailed | ProbeAsked | LeaveAsked
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Transmit:
     """Seal `data` and send it."""
 
@@ -67,14 +66,14 @@ class Transmit:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Changed:
     """The state, life or endpoint of another member is now this."""
 
     member: Member
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Superseded:
     """Another life stands in this one's place (`by`): this participant falls silent for good."""
 

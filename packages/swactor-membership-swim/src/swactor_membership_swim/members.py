@@ -12,6 +12,7 @@ from enum import Enum, StrEnum
 
 from swactor_core.ids import NodeId
 from swactor_core.spi.membership import Member, MemberState
+from swactor_core.values import frozen
 
 from swactor_membership_swim.settings import SwimSettings
 
@@ -19,7 +20,7 @@ MAX_INCARNATION = 1 << 48
 """Highest incarnation on the wire. A member that would have to go beyond it to refute gives up loudly."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Life:
     """One start of one node: what a datagram's seal proves about its sender."""
 
@@ -27,7 +28,7 @@ class Life:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Claim:
     """Somebody says: this member, in this state, at this incarnation. `accuser` is who first said Suspect or
     Dead from its own evidence; None where the claim is nobody's evidence (a merged table, an own record)."""

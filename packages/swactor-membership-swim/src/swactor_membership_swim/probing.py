@@ -10,6 +10,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from swactor_core.values import frozen
+
 from swactor_membership_swim.events import Address
 from swactor_membership_swim.members import Life
 
@@ -80,7 +82,7 @@ class ProbeBook:
         return min((p.ends if p.asked else p.direct_due for p in self._open.values()), default=math.inf)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Relay:
     """A probe made for somebody else: his address and sequence."""
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from swactor_core.spi.membership import Member, MemberState
+from swactor_core.values import frozen
 
 from swactor_membership_swim.events import Changed, Superseded
 from swactor_membership_swim.gossip import RumourQueue
@@ -31,7 +32,7 @@ from swactor_membership_swim.settings import SwimSettings
 from swactor_membership_swim.wire import encode_claim
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ask:
     """Somebody else suspects this member: ask it ourselves, and tell it so."""
 

@@ -7,10 +7,10 @@ and nothing else. Layout: kind u8, body, then claims until the end; strings carr
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 
 from swactor_core.ids import NodeId
 from swactor_core.spi.membership import Member, MemberState
+from swactor_core.values import frozen
 
 from swactor_membership_swim.members import MAX_INCARNATION, Claim, Life
 
@@ -31,7 +31,7 @@ class PacketError(ValueError):
     """The bytes are no packet of this protocol."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ping:
     """Asks that one life to answer with an Ack of the same sequence."""
 
@@ -39,7 +39,7 @@ class Ping:
     target: Life
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ack:
     """`subject` has answered; the sender is the subject itself or the relay that asked it."""
 
@@ -47,7 +47,7 @@ class Ack:
     subject: Life
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PingRequest:
     """Asks the receiver to ping `target` and to pass its answer on."""
 
@@ -57,12 +57,12 @@ class PingRequest:
     port: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Gossip:
     """Claims only."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sync:
     """Claims that are the sender's table, or a part of it: nobody's evidence."""
 
@@ -72,7 +72,7 @@ class Sync:
 Body = Ping | Ack | PingRequest | Gossip | Sync
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Packet:
     body: Body
     claims: tuple[Claim, ...] = ()

@@ -23,6 +23,7 @@ from swactor_core.faults import RoleFailure, StepFailure
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.specs import DTypeFamily, ObjectSpec
 from swactor_core.spi.worker import LoadProgress, RoleError, StageConfig, StepError, StepInput
+from swactor_core.values import frozen
 
 MODULUS = 65521
 EXACT = 1 << 24
@@ -206,7 +207,7 @@ class EchoRole:
         return array("f", [-float((j - token) % self._vocab) for j in range(self._vocab)])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EchoSettings:
     """`memory_bytes` of the pretended device. `copy_polls` above 0 makes copies asynchronous: each is
     complete after that many questions. `hold` is `configure` or `execute`: that call then waits until it is

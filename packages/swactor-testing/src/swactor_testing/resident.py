@@ -10,7 +10,6 @@ import random
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from swactor_core.messages import (
 )
 from swactor_core.specs import RingDirection
 from swactor_core.spi.loader import StageManifest
+from swactor_core.values import frozen
 
 from swactor_testing.worker_kit import (
     NodeConsumer,
@@ -42,7 +42,7 @@ from swactor_testing.worker_kit import (
 ARENA_BYTES = 1 << 24
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Resident:
     """Bytes in memory: pages of the model's files, of device allocations and rings, of nothing but the
     process, and of libraries. `peak` is the most that all of them ever were."""

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field, replace
 from swactor_core.errors import ConfigError, UsageError
 from swactor_core.ids import NodeId
 from swactor_core.spi.membership import Member, MembershipContext, MemberState
+from swactor_core.values import frozen
 
 log = logging.getLogger(__name__)
 
 _PORTS = itertools.count(1)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Suspicion:
     """What a participant was told by `suspect`."""
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from swactor_core.values import frozen
 
 JSON_LEAVES = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(max_size=8)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Leaves:
     """What stands at the leaves of a built value, by plain type; `overrides` goes before everything."""
 

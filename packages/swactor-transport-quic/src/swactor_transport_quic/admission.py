@@ -9,7 +9,6 @@ from __future__ import annotations
 import ipaddress
 import secrets
 from collections import Counter
-from dataclasses import dataclass
 
 from aioquic._buffer import Buffer, BufferReadError
 from aioquic.quic.packet import (
@@ -20,6 +19,7 @@ from aioquic.quic.packet import (
     pull_quic_header,
 )
 from aioquic.quic.retry import QuicRetryTokenHandler
+from swactor_core.values import frozen
 
 from swactor_transport_quic.settings import SMALLEST_DATAGRAM, QuicSettings
 
@@ -27,7 +27,7 @@ SUPPORTED_VERSIONS = (QuicProtocolVersion.VERSION_1,)
 _ID_BYTES = 8
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Admitted:
     """A dialler may begin its handshake. `retry_id` is set when its address is proven by a token."""
 
@@ -36,7 +36,7 @@ class Admitted:
     retry_id: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reply:
     """One datagram to send back, without keeping anything."""
 

@@ -8,13 +8,13 @@ no socket and no connection.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import NameOID
 from swactor_core.errors import ConfigError
+from swactor_core.values import frozen
 
 SEED_BYTES = 32
 _VALID_FROM = datetime(2020, 1, 1, tzinfo=UTC)
@@ -26,7 +26,7 @@ class IdentityRejected(Exception):
     """The peer's certificate is not what this transport accepts; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Claim:
     """What a certificate says: the raw 32-byte Ed25519 key and the epoch of that life."""
 

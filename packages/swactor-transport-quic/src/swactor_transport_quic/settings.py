@@ -6,11 +6,12 @@ Knows no socket and no connection. Times are seconds, sizes bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from swactor_core.errors import ConfigError
+from swactor_core.values import frozen
 
 LARGEST_DATAGRAM = 16_200
 """aioquic encodes frame and packet lengths in 14 bits: from 16 384 on frames are silently corrupt."""
@@ -22,7 +23,7 @@ _Size = Annotated[int, Field(gt=0)]
 _Seconds = Annotated[float, Field(gt=0, le=600)]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class QuicSettings:
     """Numbers of one endpoint. A key that is not a field here is a ConfigError.
 

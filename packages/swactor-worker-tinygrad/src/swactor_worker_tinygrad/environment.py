@@ -17,11 +17,11 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from swactor_core.errors import ConfigError, ResourceError, did_you_mean
 from swactor_core.processors import available_cores
+from swactor_core.values import frozen
 
 from swactor_worker_tinygrad import drivers
 from swactor_worker_tinygrad.passing_kernels import ROOM, has_room, passing_folder
@@ -61,7 +61,7 @@ WIDEST_SEARCH = 16
 _prepared: list[tuple[str, str]] = []
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerSettings:
     """What the factory was asked for.
 

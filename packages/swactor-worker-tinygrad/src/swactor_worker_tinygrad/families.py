@@ -6,8 +6,9 @@ tensors of a file, nor engines. An architecture without a row is refused.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from swactor_core.values import frozen
 
 
 class Pairs(Enum):
@@ -28,7 +29,7 @@ _QKV = frozenset({"attn_q", "attn_k", "attn_v"})
 _ALL = _QKV | {"attn_output", "ffn_gate", "ffn_up", "ffn_down"}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Family:
     """What differs; a default is what the Llama block does.
 

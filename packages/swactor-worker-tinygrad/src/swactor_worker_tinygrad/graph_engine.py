@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from swactor_core.values import frozen
 from tinygrad import Tensor, dtypes
 from tinygrad.uop.ops import UOp
 
@@ -199,7 +200,7 @@ def _key_of(parameters: ModelParameters) -> str:
     return f"{code.hexdigest()} {parameters.family.architecture} {facts!r}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Wanted:
     """What one graph is captured from; graphs of the same `key` are one, over other inputs."""
 

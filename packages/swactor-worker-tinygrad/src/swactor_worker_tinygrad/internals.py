@@ -13,11 +13,12 @@ import ctypes
 import errno
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
+from swactor_core.values import frozen
 from tinygrad import Device, Tensor, TinyJit, dtypes, helpers
 from tinygrad.codegen import to_program_cache
 from tinygrad.device import Buffer, TinyELF
@@ -276,7 +277,7 @@ class _Is(IntEnum):
     VALUE = 2
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Recipe:
     """A captured graph without tinygrad's graph: programs with their arguments, in order, as they are kept on
     disk. An argument is (what it is, which, byte offset). `own` are the sizes of the buffers that only its
@@ -289,7 +290,7 @@ class _Recipe:
     choices: tuple[tuple[str, Found | None], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Replay:
     """A captured graph as tinygrad replays it, for devices whose kernels are not called directly: compiled
     programs over the inputs' places, with the buffers between them, which are empty on disk."""
@@ -482,7 +483,7 @@ def _kept_under(
     return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Launch:
     """One kernel with its arguments: those that are values are cells that they are written into."""
 

@@ -14,9 +14,9 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Self
 
+from swactor_core.values import frozen
 from tinygrad.codegen.opt import KernelOptError, Opt, search
 from tinygrad.codegen.opt.heuristic import hand_coded_optimizations
 from tinygrad.codegen.opt.postrange import Scheduler
@@ -27,7 +27,7 @@ from tinygrad.uop.ops import Ops
 _FOUND = "swactor_kernel_search"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Found:
     """What a search of `width` ended with: the optimisations in order, or None where the kernel that tinygrad
     makes without a search is as fast."""

@@ -8,16 +8,16 @@ could change the result and is not implemented is refused by its name. Meanings 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from swactor_core.spi.loader import StageManifest
+from swactor_core.values import frozen
 
 from swactor_worker_tinygrad.families import FAMILIES, Family
 from swactor_worker_tinygrad.model_keys import ModelKeys, invalid, unsupported
 from swactor_worker_tinygrad.rope import Rope, Temperature, Yarn
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ModelParameters:
     """Dims in elements. `windowed` has an entry for each layer of the model: whether it sees only the last
     `window` positions. A cap of 0.0 is none. `experts` is 0 for a dense model; `feed_forward_dim` is that of

@@ -8,10 +8,11 @@ checks a model reads these. The numbers that follow are `rope_tables.py`'s.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from swactor_core.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Yarn:
     """Between `low` and `high`, counted in pairs, the scaled frequency takes over from the unscaled one."""
 
@@ -28,7 +29,7 @@ class Yarn:
         return cls(max(0.0, math.floor(pair(fast))), min(dims - 1.0, math.ceil(pair(slow))))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rope:
     """`dims` elements of a head turn; pair i by position * base**(-2i/dims) / factors[i] / divisor. Both
     tables are `magnitude` times as large. `base` 0: nothing turns."""
@@ -40,7 +41,7 @@ class Rope:
     yarn: Yarn | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Temperature:
     """Queries at position p are 1 + scale * log(floor(p / length) + 1) times as large (Llama 4)."""
 

@@ -7,9 +7,10 @@ Knows tensor names and shapes of each family. Must not know tinygrad, files or d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from swactor_core.spi.loader import StageManifest, TensorRef
+from swactor_core.values import frozen
 
 from swactor_worker_tinygrad.model_keys import invalid, unsupported
 from swactor_worker_tinygrad.parameters import ModelParameters, read_parameters
@@ -57,7 +58,7 @@ def _fused(parameters: ModelParameters) -> Mapping[str, dict[str, int]]:
     return fused
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StageTensors:
     """The stage's tensors by place. `blocks` in order of layer, names without `blk.N.`."""
 

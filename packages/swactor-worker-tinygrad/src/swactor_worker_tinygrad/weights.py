@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from swactor_core.faults import RoleFailure
 from swactor_core.spi.loader import TensorRef
 from swactor_core.spi.worker import RoleError
+from swactor_core.values import frozen
 
 from swactor_worker_tinygrad.device_memory import on_host
 from swactor_worker_tinygrad.tensor_types import F32
@@ -72,7 +73,7 @@ class Weight:
         return internals.dequantise(self.blob, self.elements, self.ggml_type).reshape(self.shape)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ends:
     """What turns the last block's rows into logits."""
 

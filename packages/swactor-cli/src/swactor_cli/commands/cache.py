@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from swactor_core.config import PluginChoice, choose_plugins
@@ -16,6 +15,7 @@ from swactor_core.plugins import Plugins, load_plugins
 from swactor_core.spi.loader import CachedModel, ModelCache
 from swactor_core.spi.provider import Kind
 from swactor_core.spi.storage import Storage, Stored, StoredKind
+from swactor_core.values import frozen
 
 from swactor_cli.errors import ExitCode
 from swactor_cli.output import Output
@@ -25,7 +25,7 @@ _SAID = {StoredKind.TEMPORARY: "temporary files", StoredKind.KERNELS: "compiled 
 _SECONDS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClearOptions:
     """The command's options, as given. `kinds` are meant beside the named models; where neither is given, all
     is meant that is old enough."""

@@ -7,7 +7,6 @@ import secrets
 import tomllib
 from collections import Counter
 from contextlib import closing
-from dataclasses import dataclass
 
 from swactor_core.config import (
     ClusterFile,
@@ -20,6 +19,7 @@ from swactor_core.config import (
 from swactor_core.errors import UsageError
 from swactor_core.node.identity import load_or_create_seed
 from swactor_core.plugins import load_plugins
+from swactor_core.values import frozen
 from swactor_core.whole_files import WholeFile
 
 from swactor_cli.errors import ExitCode
@@ -75,7 +75,7 @@ public_key = "{key}"
 """
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NewClusterOptions:
     """The command's options, as given. `nodes` holds names, or NAME=PUBLICKEY, with commas between."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from swactor_core.node.node import Node
 from swactor_core.node.serve import serve
 from swactor_core.plugins import load_plugins
 from swactor_core.unwaited import EventLoop
+from swactor_core.values import frozen
 
 from swactor_cli.errors import ExitCode
 from swactor_cli.interrupts import STOP_SIGNALS
@@ -26,7 +26,7 @@ from swactor_cli.sizes import parse_bytes
 from swactor_cli.worker_options import worker_settings
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeOptions:
     """The command's options, as given; None leaves the cluster file's word."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file
@@ -28,6 +27,7 @@ from swactor_core.plugins import load_plugins
 from swactor_core.spi.loader import Model
 from swactor_core.spi.provider import Kind, Provider, WorkerMemory
 from swactor_core.spi.worker import RoleError
+from swactor_core.values import frozen
 
 from swactor_cli.errors import ExitCode
 from swactor_cli.models import Room, check_memory_here, open_model
@@ -38,7 +38,7 @@ from swactor_cli.worker_options import worker_settings
 ORCHESTRATOR = "orchestrator"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PlanOptions:
     """The command's options, as given. `prompt_tokens` stands for a prompt of that length."""
 

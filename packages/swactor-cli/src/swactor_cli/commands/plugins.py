@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file
 from swactor_core.errors import PluginError
 from swactor_core.plugins import PluginRecord, Plugins, PluginState, load_plugins
 from swactor_core.spi.provider import API_LEVEL, Kind
+from swactor_core.values import frozen
 
 from swactor_cli.errors import ExitCode
 from swactor_cli.output import Output
@@ -16,7 +16,7 @@ from swactor_cli.output import Output
 CHOSEN_KINDS = (Kind.ARENA, Kind.TRANSPORT, Kind.MEMBERSHIP, Kind.WORKER, Kind.LOADER)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PluginOptions:
     """Where the choice of plug-ins comes from, as given."""
 

@@ -7,7 +7,7 @@ import gc
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -38,6 +38,7 @@ from swactor_core.plugins import load_plugins
 from swactor_core.spi.loader import Model, Tokenizer
 from swactor_core.spi.provider import Kind
 from swactor_core.unwaited import EventLoop
+from swactor_core.values import frozen
 
 from swactor_cli.answer import Answer
 from swactor_cli.checks import check_udp
@@ -61,7 +62,7 @@ EXIT_OF = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunOptions:
     """The command's options, as given. `prompt` is the text of `prompt_file` where that is given."""
 

@@ -7,7 +7,6 @@ worker plug-in keeps on disk for the next time (compiled kernels) is then there,
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn
@@ -20,6 +19,7 @@ from swactor_core.planner import EdgeIdAllocator, NodeCapacity, RuntimeChoices, 
 from swactor_core.plugins import load_plugins
 from swactor_core.spi.provider import Kind
 from swactor_core.spi.worker import LoadProgress
+from swactor_core.values import frozen
 
 from swactor_cli.errors import ExitCode
 from swactor_cli.models import open_model
@@ -29,7 +29,7 @@ from swactor_cli.terminal import harmless_line
 from swactor_cli.worker_options import worker_settings
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TuneOptions:
     """The command's options, as given. `tokens` is the length of a run, prompt and answer."""
 

@@ -8,7 +8,6 @@ Knows offsets and leases. Does not know the memory itself: the adapter maps it, 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from enum import StrEnum
 
 from swactor_core.events import EventName
@@ -37,6 +36,7 @@ from swactor_core.specs import (
     WakeCoalescing,
     align_up,
 )
+from swactor_core.values import frozen
 
 PAGE = 4096
 
@@ -48,30 +48,30 @@ class ArenaState(StrEnum):
     SHUTTING_DOWN = "ShuttingDown"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RingPrepared:
     """Adapter: the header of this ring is written and its pages exist."""
 
     ring_id: RingId
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RingPreparationFailed:
     ring_id: RingId
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MapArena(Effect):
     ceiling: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PrepareRing(Effect):
     layout: RingLayout
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DiscardRange(Effect):
     layout: RingLayout
 

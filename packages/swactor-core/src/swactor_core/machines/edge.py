@@ -8,7 +8,6 @@ when the proof comes after all the range is released, and EdgeStopped is said ag
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from swactor_core.events import EventName
@@ -56,6 +55,7 @@ from swactor_core.messages import (
     UninstallRing,
 )
 from swactor_core.specs import RingDirection, RingLayout
+from swactor_core.values import frozen
 
 
 class EdgeProvisionState(StrEnum):
@@ -71,7 +71,7 @@ class EdgeProvisionState(StrEnum):
     FAILED = "Failed"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EdgeBounds:
     """Seconds that a record waits: for a queued lease, for each step of establishment and of teardown."""
 

@@ -6,7 +6,6 @@ records and gates as a stage's. Knows ids and sequences; the adapter writes and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from swactor_core.faults import Component, Fault, FaultReason
@@ -33,7 +32,7 @@ from swactor_core.messages import (
     TimerFired,
     TokenReceived,
 )
-from swactor_core.values import value
+from swactor_core.values import frozen, value
 
 
 class EndpointState(StrEnum):
@@ -47,7 +46,7 @@ class EndpointState(StrEnum):
     STOPPED = "Stopped"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OpenTokenEdges:
     """From the run's adapter: provision both local token edges."""
 
@@ -80,7 +79,7 @@ class TokenDecoded:
     enough: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TokenUndecodable:
     sequence: Sequence
     detail: str

@@ -6,7 +6,6 @@ or memory: it tells the parts to start and hears that they have.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -30,6 +29,7 @@ from swactor_core.messages import (
     WorkerGone,
     WorkerRunning,
 )
+from swactor_core.values import frozen
 
 
 class NodeState(StrEnum):
@@ -45,23 +45,23 @@ class NodeState(StrEnum):
     STOPPED = "Stopped"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProcessStarted:
     """Adapter: the actor system runs and can receive control messages."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TransportStarted:
     host: str
     port: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MembershipStarted:
     """Adapter: the participant has joined or is joining the intended pool."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PartFailed:
     """Adapter: a part could not start, or has ended unasked."""
 
@@ -69,49 +69,49 @@ class PartFailed:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PartsClosed:
     """Adapter: transport and membership are closed."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Continue:
     """Self-sent: leaves a state that is only passed through."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StartTransport(Effect):
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StartMembership(Effect):
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AnnounceAvailable(Effect):
     """Tell the watching orchestrator, now and whenever one begins to watch."""
 
     worker: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WithdrawAvailable(Effect):
     """The worker is gone and may come again: until AnnounceAvailable no run can be served."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AnnounceFault(Effect):
     message: NodeFaulted
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CloseParts(Effect):
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ExitProcess(Effect):
     """The node has ended; `fault` is why, or None after an ordered stop."""
 

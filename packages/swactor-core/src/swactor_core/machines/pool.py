@@ -7,7 +7,6 @@ is not suspect or faulted, and that this has stayed so for the convergence windo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 from swactor_core.events import EventName
@@ -24,6 +23,7 @@ from swactor_core.messages import (
     WatchRefused,
 )
 from swactor_core.spi.membership import Member, MemberState
+from swactor_core.values import frozen
 
 
 class PoolState(StrEnum):
@@ -35,34 +35,34 @@ class PoolState(StrEnum):
     CLOSED = "Closed"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MemberChanged:
     member: Member
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BeginPool:
     """Start the clock that bounds the wait for the pool."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PlanCommitted:
     """From here on a lost node faults the run (spec section 9)."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PoolReady:
     """To the run: these nodes are ready, in candidate order."""
 
     nodes: tuple[NodeAvailable, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PoolAborted:
     fault: Fault
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReportPool(Effect):
     """For people: which candidates are still waited for, and why."""
 

@@ -6,7 +6,6 @@ one from the wrong peer is refused and counted and never harms the edge. Knows s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from swactor_core.events import EventName
@@ -22,6 +21,7 @@ from swactor_core.messages import (
     StreamArrived,
     TimerFired,
 )
+from swactor_core.values import frozen
 
 
 class RendezvousState(StrEnum):
@@ -32,7 +32,7 @@ class RendezvousState(StrEnum):
     CLOSED = "Closed"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StartRecvPump(Effect):
     """Both halves are here: spawn the recv-pump."""
 
@@ -40,14 +40,14 @@ class StartRecvPump(Effect):
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StopRecvPump(Effect):
     """Stop the pump; its adapter tells PumpStopped when it has ended."""
 
     edge_id: EdgeId
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RefuseStream(Effect):
     """Tell the sender to stop and forget the stream."""
 

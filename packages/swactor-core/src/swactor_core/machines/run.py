@@ -7,8 +7,6 @@ Readiness, sequence and terminal outcome are its guarantees (spec section 39).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from swactor_core.events import EventName
 from swactor_core.faults import Component, Fault, FaultReason
 from swactor_core.fsm import Action, Emit, Machine, Outcome, Row, Send
@@ -49,9 +47,10 @@ from swactor_core.messages import (
     TokenReceived,
 )
 from swactor_core.plan import RunPlan
+from swactor_core.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunBounds:
     """Seconds: from provisioning to the barrier, for one token, for teardown."""
 

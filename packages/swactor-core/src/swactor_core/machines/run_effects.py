@@ -5,7 +5,6 @@ Data only. The other events of the run are messages of nodes, the pool and the t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from swactor_core.faults import Fault
@@ -13,7 +12,7 @@ from swactor_core.fsm import Effect
 from swactor_core.ids import Sequence, StageIndex
 from swactor_core.messages import NodeAvailable, ProvisionRx, ProvisionTx, StageProgress, StageStats
 from swactor_core.plan import RunPlan
-from swactor_core.values import value
+from swactor_core.values import frozen, value
 
 
 class RunState(StrEnum):
@@ -46,17 +45,17 @@ class RunOutcome(StrEnum):
 # --- events ---
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PlanBuilt:
     plan: RunPlan
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PlanFailed:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Continue:
     """Self-sent: leaves a state that is only passed through."""
 
@@ -64,12 +63,12 @@ class Continue:
 # --- effects ---
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BuildPlan(Effect):
     nodes: tuple[NodeAvailable, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OpenEndpoints(Effect):
     """Provision the orchestrator's two token edges."""
 
@@ -85,21 +84,21 @@ class DeliverToken(Effect):
     token_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReportProgress(Effect):
     """For people: what a stage is doing before the barrier."""
 
     progress: StageProgress
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunMoved(Effect):
     """For people: the run has entered this state."""
 
     state: RunState
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FinishRun(Effect):
     """The run is Done; this is its one outcome."""
 

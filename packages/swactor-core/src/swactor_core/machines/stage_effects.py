@@ -5,15 +5,15 @@ Data only. The other events of a stage are messages of the orchestrator, its edg
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from swactor_core.faults import ModelFailure
 from swactor_core.fsm import Effect
 from swactor_core.messages import ProvisionStage
+from swactor_core.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ModelFetch:
     """Adapter: the source is being resolved; `done` of `total` bytes are here."""
 
@@ -21,14 +21,14 @@ class ModelFetch:
     total: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ModelOpened:
     """Adapter: artifact bytes are local, the range is validated; `config` is ConfigureRole's."""
 
     config: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ModelRefused:
     """Adapter: the artifact cannot be had, read, or does not hold the range."""
 
@@ -36,6 +36,6 @@ class ModelRefused:
     cause: ModelFailure = ModelFailure.REFUSED
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OpenModel(Effect):
     provision: ProvisionStage

@@ -6,7 +6,7 @@ ring machines of `ingress.py` and `egress.py` report.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import Any
 
@@ -14,7 +14,7 @@ from swactor_core.faults import RingFaultReason, RoleFailure, StepFailure, Worke
 from swactor_core.fsm import Effect
 from swactor_core.ids import DeviceObjectHandle, RingId, RoleId, Sequence, WorkerGeneration
 from swactor_core.messages import InstallRing, UninstallRing
-from swactor_core.values import value
+from swactor_core.values import frozen, value
 from swactor_core.wire import ObjectHeader
 
 
@@ -29,30 +29,30 @@ class ExitCode(IntEnum):
 # --- events ---
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ArenaSelected:
     """Result of SelectArena: the ring helper's ABI number."""
 
     abi: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ArenaAttached:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BackendCreated:
     facts: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class InitializeFailed:
     reason: WorkerFatalReason
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RoleBuilt:
     """`facts` as in `StageRole.facts`."""
 
@@ -60,19 +60,19 @@ class RoleBuilt:
     facts: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RoleRejected:
     role_id: RoleId
     reason: RoleFailure
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RingOpened:
     ring_id: RingId
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RingRefused:
     ring_id: RingId
     reason: RingFaultReason
@@ -87,34 +87,34 @@ class StepComputed:
     compute_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StepRaised:
     reason: StepFailure
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OutputBlocked:
     """Answer to FinishOutput: the ring has no room and no copy is in flight."""
 
     ring_id: RingId
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MalformedCommand:
     """A line that is no command, or a command that this state forbids."""
 
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Crashed:
     """An exception that no rule expects."""
 
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ControlClosed:
     """The node closed the command stream, or is gone."""
 
@@ -122,19 +122,19 @@ class ControlClosed:
 # --- effects ---
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SelectArena(Effect):
     """Answer ArenaSelected or InitializeFailed."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AttachArena(Effect):
     """Map the inherited arena; answer ArenaAttached or InitializeFailed."""
 
     ceiling: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CreateBackend(Effect):
     """Answer BackendCreated or InitializeFailed."""
 
@@ -142,7 +142,7 @@ class CreateBackend(Effect):
     settings: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BuildRole(Effect):
     """Validate the config and bind the stage; answer RoleBuilt or RoleRejected."""
 
@@ -150,12 +150,12 @@ class BuildRole(Effect):
     config: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CloseRole(Effect):
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OpenRing(Effect):
     """Answer RingOpened or RingRefused."""
 
@@ -169,7 +169,7 @@ class WakeRing(Effect):
     ring_id: RingId
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class QuiesceRing(Effect):
     """Hand the command to the ring's machine, which reports RingQuiesced when no copy touches the ring."""
 
@@ -194,7 +194,7 @@ class BeginOutput(Effect):
     header: ObjectHeader
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FinishOutput(Effect):
     """Move what can be moved without waiting for the consumer; answer OutputBlocked when that is not all."""
 
@@ -206,11 +206,11 @@ class FreeDeviceObject(Effect):
     handle: DeviceObjectHandle
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CloseBackend(Effect):
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Exit(Effect):
     code: ExitCode

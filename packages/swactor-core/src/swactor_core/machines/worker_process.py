@@ -5,14 +5,12 @@ Data only; the adapters that know processes and pipes are `node/worker_process.p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from swactor_core.fsm import Effect
 from swactor_core.ids import WorkerGeneration
-from swactor_core.values import value
+from swactor_core.values import frozen, value
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerPolicy:
     """Seconds for start, ordered stop, and the answer to what tears a run down: below the bounds of who waits
     for it, so that a worker that hangs is reaped in time to prove its rings. `max_restarts` is how many
@@ -26,7 +24,7 @@ class WorkerPolicy:
     max_restarts: int = 3
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ContinueRestart:
     """Self-sent: teardown facts of the dead generation are out, the next may start."""
 
@@ -39,7 +37,7 @@ class FromWorker:
     event: object
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SpawnWorker(Effect):
     generation: WorkerGeneration
 
@@ -52,6 +50,6 @@ class WriteWorker(Effect):
     command: object
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KillWorker(Effect):
     generation: WorkerGeneration

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from swactor_core.faults import Component
+from swactor_core.values import frozen
 
 
 class Address(NamedTuple):
@@ -17,7 +17,7 @@ class Address(NamedTuple):
     key: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TimerFired:
     """A named timer; one of an older generation is dropped and counted."""
 

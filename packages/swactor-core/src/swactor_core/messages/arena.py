@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from swactor_core.faults import LeaseRejection
 from swactor_core.ids import EdgeId, LeaseRequestId, RingId
 from swactor_core.messages.address import Address
 from swactor_core.specs import RingDirection, RingLayout, RingSpec
+from swactor_core.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ConstructArena:
     ceiling: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ArenaConstructed:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ArenaConstructionFailed:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LeaseRing:
     request_id: LeaseRequestId
     requester: Address
@@ -35,19 +35,19 @@ class LeaseRing:
     ring_spec: RingSpec
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CancelLease:
     request_id: LeaseRequestId
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RingLeased:
     request_id: LeaseRequestId
     edge_id: EdgeId
     layout: RingLayout
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RingLeaseRejected:
     request_id: LeaseRequestId
     edge_id: EdgeId
@@ -66,7 +66,7 @@ class RingProof(StrEnum):
     NEVER_INSTALLED = "NeverInstalled"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class QuiescenceProof:
     """Without one, no arena range is reused (spec sections 38 and 39)."""
 
@@ -74,17 +74,17 @@ class QuiescenceProof:
     ring: RingProof
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReleaseRing:
     ring_id: RingId
     proof: QuiescenceProof
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RingReleased:
     ring_id: RingId
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Shutdown:
     """Ordered end of a component."""

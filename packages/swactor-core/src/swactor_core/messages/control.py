@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from swactor_core.faults import Fault
 from swactor_core.ids import EdgeId, NodeId, PortId, RoleId, RunId, StageIndex
 from swactor_core.plan import EdgeKind, GgufSource, SamplingPolicy, TokenOutputPolicy
 from swactor_core.specs import DTypeFamily, ObjectSpec, RingSpec
+from swactor_core.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class InboundEdgeProvision:
     """`producer_node_id` lets the node refuse a stream from any other peer (spec section 4)."""
 
@@ -22,7 +23,7 @@ class InboundEdgeProvision:
     ring_spec: RingSpec
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OutboundEdgeProvision:
     edge_id: EdgeId
     kind: EdgeKind
@@ -31,7 +32,7 @@ class OutboundEdgeProvision:
     ring_spec: RingSpec
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StageModelFacts:
     model_id: str
     num_layers: int
@@ -41,7 +42,7 @@ class StageModelFacts:
     max_seq_len: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StageRuntimeFacts:
     role_id: RoleId
     input_port: PortId
@@ -51,7 +52,7 @@ class StageRuntimeFacts:
     prefill_chunk: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProvisionStage:
     """`layer_bounds` are all stages' (`agreement.Shared`); `agreement` is the digest of the orchestrator's
     file and plan, which the node makes again of its own file before it loads."""
@@ -70,7 +71,7 @@ class ProvisionStage:
     agreement: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeAvailable:
     """The node can accept run provisioning (spec section 8). `worker` has the facts of its worker's backend,
     and under `worker` which provider that is."""
@@ -82,26 +83,26 @@ class NodeAvailable:
     worker: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeFaulted:
     node_id: NodeId
     fault: Fault
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StageReady:
     run_id: RunId
     stage_index: StageIndex
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StageFault:
     run_id: RunId
     stage_index: StageIndex
     fault: Fault
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StageProgress:
     """How far a stage's preparation is: `phase` is a word for people, counts are bytes or steps."""
 
@@ -112,12 +113,12 @@ class StageProgress:
     total: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StopRun:
     run_id: RunId
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StageStats:
     """Seconds of worker compute, split by prefill (sequence 0) and decode, over `steps` steps; `facts` are
     how the role computed, as in `StageRole.facts`."""
@@ -128,7 +129,7 @@ class StageStats:
     facts: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StageStopped:
     """`unproven` names what teardown could not prove quiescent; empty when every range was released."""
 
@@ -138,14 +139,14 @@ class StageStopped:
     unproven: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Watch:
     """An authorised orchestrator asks a node for its reports; `objects` asks for per-object events too."""
 
     objects: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WatchRefused:
     """To an orchestrator that may not command this node, or not now; the channel ends after it. `final` when
     asking again cannot help."""
@@ -155,7 +156,7 @@ class WatchRefused:
     final: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EventReport:
     """Lifecycle events of a node, in its order; `dropped` counts those lost before these."""
 
@@ -163,7 +164,7 @@ class EventReport:
     dropped: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ShutdownNode:
     """From the orchestrator that started this node: stop the worker and exit."""
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from swactor_core.faults import Fault, StreamFaultReason
 from swactor_core.ids import EdgeId, NodeId, PortId, RingId
 from swactor_core.messages.address import Address
 from swactor_core.specs import ObjectSpec, RingLayout, RingSpec
+from swactor_core.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProvisionTx:
     edge_id: EdgeId
     port_id: PortId
@@ -19,7 +18,7 @@ class ProvisionTx:
     ring_spec: RingSpec
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProvisionRx:
     edge_id: EdgeId
     port_id: PortId
@@ -28,7 +27,7 @@ class ProvisionRx:
     ring_spec: RingSpec
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EstablishSend:
     edge_id: EdgeId
     rx_node_id: NodeId
@@ -37,7 +36,7 @@ class EstablishSend:
     tx_addr: Address
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EstablishRecv:
     edge_id: EdgeId
     tx_node_id: NodeId
@@ -46,7 +45,7 @@ class EstablishRecv:
     rx_addr: Address
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StreamArrived:
     """`stream` is the driver's number for the transport stream, which never leaves the driver."""
 
@@ -55,41 +54,41 @@ class StreamArrived:
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StopEdge:
     edge_id: EdgeId
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DriverEdgeReady:
     edge_id: EdgeId
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StreamClosed:
     edge_id: EdgeId
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StreamFault:
     edge_id: EdgeId
     reason: StreamFaultReason
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PumpStopped:
     edge_id: EdgeId
     ring_id: RingId
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EdgeReady:
     edge_id: EdgeId
     ring_id: RingId
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EdgeStopped:
     """`unproven` is set when the range could not be released with a proof."""
 
@@ -97,7 +96,7 @@ class EdgeStopped:
     unproven: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EdgeFailed:
     edge_id: EdgeId
     fault: Fault

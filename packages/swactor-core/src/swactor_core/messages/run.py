@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from swactor_core.faults import Fault
 from swactor_core.ids import NodeId, Sequence
+from swactor_core.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeLost:
     """Evidence that a node is gone: a dead process, a broken link, or membership's verdict."""
 
@@ -17,12 +16,12 @@ class NodeLost:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OperatorStop:
     """The operator asks for the run's orderly end."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class InjectTokens:
     """Run to token endpoint: write these ids as the token-in object of `sequence`."""
 
@@ -30,7 +29,7 @@ class InjectTokens:
     token_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TokenReceived:
     """Token endpoint to run: the token-out object of `sequence` said this id. `enough`: whoever reads the
     answer wants no token after it."""
@@ -40,21 +39,21 @@ class TokenReceived:
     enough: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EndpointsReady:
     """Both local token edges are ready."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EndpointsFailed:
     fault: Fault
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StopEndpoints:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EndpointsStopped:
     unproven: tuple[str, ...] = ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -19,15 +18,15 @@ from swactor_core.ids import (
     WorkerGeneration,
 )
 from swactor_core.specs import ObjectSpec, RingDirection, RingLayout
-from swactor_core.values import value
+from swactor_core.values import frozen, value
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StartWorker:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class InitializeWorker:
     worker_generation: WorkerGeneration
     arena_ceiling: int
@@ -35,13 +34,13 @@ class InitializeWorker:
     backend: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ConfigureRole:
     role_id: RoleId
     config: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class InstallRing:
     ring_id: RingId
     edge_id: EdgeId
@@ -51,7 +50,7 @@ class InstallRing:
     object_spec: ObjectSpec
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class UninstallRing:
     ring_id: RingId
     reason: UninstallReason
@@ -102,12 +101,12 @@ class ExecuteStep:
     release_inputs_after: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReleaseDeviceObject:
     device_handle: DeviceObjectHandle
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ResetRole:
     """Drops the role's weights and state after a run (spec section 38: "according to local policy")."""
 
@@ -119,7 +118,7 @@ class ShutdownMode(StrEnum):
     ABORT_IN_FLIGHT = "AbortInFlight"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ShutdownWorker:
     mode: ShutdownMode
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
@@ -27,10 +27,10 @@ from swactor_core.ids import (
     WorkerGeneration,
 )
 from swactor_core.messages.worker_commands import RingReadable, RingWritable
-from swactor_core.values import value
+from swactor_core.values import frozen, value
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerReady:
     pid: int
     worker_generation: WorkerGeneration
@@ -38,18 +38,18 @@ class WorkerReady:
     backend: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerFatal:
     reason: WorkerFatalReason
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerStopped:
     reason: WorkerStoppedReason
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RoleProgress:
     role_id: RoleId
     phase: str
@@ -57,7 +57,7 @@ class RoleProgress:
     total: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RoleConfigured:
     """`facts` say how the role computes, as in `StageRole.facts`."""
 
@@ -65,26 +65,26 @@ class RoleConfigured:
     facts: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RoleFailed:
     role_id: RoleId
     reason: RoleFailure
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RoleReset:
     role_id: RoleId
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RingInstalled:
     ring_id: RingId
     edge_id: EdgeId
     port_id: PortId
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RingFault:
     ring_id: RingId
     edge_id: EdgeId
@@ -93,7 +93,7 @@ class RingFault:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RingQuiesced:
     """`process_reaped` is set when GpuWorkerCtl says it for a worker that is gone."""
 
@@ -122,7 +122,7 @@ class ObjectProduced:
     extent: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ObjectFailed:
     ring_id: RingId
     edge_id: EdgeId
@@ -142,7 +142,7 @@ class StepCompleted:
     compute_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StepFailed:
     role_id: RoleId
     step_id: StepId
@@ -150,18 +150,18 @@ class StepFailed:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DeviceObjectReleased:
     device_handle: DeviceObjectHandle
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReleaseFailed:
     device_handle: DeviceObjectHandle
     reason: ReleaseFailure
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerCrashed:
     """Synthesised by GpuWorkerCtl after process exit, process error or a broken control stream, and after a
     WorkerFatal, whose reason is `fatal`. `cause` as in a Fault, where the process adapter knows one."""
@@ -172,7 +172,7 @@ class WorkerCrashed:
     cause: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerRunning:
     """GpuWorkerCtl to the node: the worker of this generation is ready."""
 
@@ -180,7 +180,7 @@ class WorkerRunning:
     backend: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerGone:
     """GpuWorkerCtl to the node: no worker process is left (stopped in order, or failed). `fatal` is what it
     said itself while it started."""
@@ -195,7 +195,7 @@ class ProcessNotificationKind(StrEnum):
     ERROR = "Error"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProcessNotification:
     """From the process adapter, for the process of `generation` only. `detail` is exit status or error and
     the end of stderr, `cause` as in a Fault, where one is known."""

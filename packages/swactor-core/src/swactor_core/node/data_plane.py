@@ -11,7 +11,6 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from swactor_core.actors import ActorSystem, MachineActor
@@ -61,6 +60,7 @@ from swactor_core.node.pumps import Met, PumpTask, RecvPumpTask, SendPumpTask
 from swactor_core.observe.bus import EventBus
 from swactor_core.spi.arena import Arena, ArenaPlugin, Ring
 from swactor_core.spi.transport import RecvEdge, Transport
+from swactor_core.values import frozen
 
 ARENA = Address(Component.ARENA_MANAGER)
 ESTABLISHER = Address(Component.EDGE_ESTABLISHER)
@@ -114,7 +114,7 @@ class ArenaAdapter:
             self.arena = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Follow:
     """To the establisher: pass this on, behind the provisioning that it follows."""
 

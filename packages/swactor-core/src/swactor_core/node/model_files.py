@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from swactor_core.faults import ModelFailure, RoleFailure
+from swactor_core.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FileFacts:
     """Of one file: its size in bytes, which file it is, and when it was last written to (nanoseconds)."""
 

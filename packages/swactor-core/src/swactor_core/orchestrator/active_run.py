@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from swactor_core.actors import ActorSystem, MachineActor
@@ -41,11 +40,12 @@ from swactor_core.orchestrator.links import POOL
 from swactor_core.orchestrator.requests import PoolBounds, RunListener, RunRequest, RunResult
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.planner import EdgeIdAllocator, NodeCapacity, plan_run
+from swactor_core.values import frozen
 
 RUN = Address(Component.RUN)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Home:
     """What a run needs of its orchestrator. `names` of nodes are for people and may become more while the run
     lasts; `send` takes a message for a node; `on_planning` is called when the run has its nodes, and

@@ -5,7 +5,7 @@ Data, and the shape of a listener. Knows no actor and no machine but the names o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from swactor_core.faults import Fault
 from swactor_core.hosting import WorkersSay
@@ -18,9 +18,10 @@ from swactor_core.plan import GgufSource, RunPlan, SamplingPolicy, TokenOutputPo
 from swactor_core.planner import RuntimeChoices
 from swactor_core.specs import PREFILL_CHUNK
 from swactor_core.spi.loader import ModelFacts
+from swactor_core.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PoolBounds:
     """Seconds that the view must be stable, and that the pool may take; `wait_for_lost` as in PoolGate."""
 
@@ -29,7 +30,7 @@ class PoolBounds:
     wait_for_lost: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunRequest:
     """One run: the model as every node can resolve it, the prompt as ids, and the operator's choices.
     `ring_capacity` in bytes, of every edge; None for a default by object size. `worker_memory` says what a
@@ -61,7 +62,7 @@ class RunRequest:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunResult:
     """The one outcome. `unproven` lists what teardown could not prove; `token_times` are monotonic seconds of
     each token, `injected` of the prompt's injection; `finish_reason` is of a completed run, `waited_for` says

@@ -7,13 +7,15 @@ worker receives only a `StageManifest` (positions and hyper-parameters) and read
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
+
+from swactor_core.values import frozen
 
 Scalar = int | float | str | bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TensorRef:
     """One tensor's bytes: `dims` as in the file (fastest first), `offset` absolute in `path`, bytes."""
 
@@ -26,7 +28,7 @@ class TensorRef:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ModelFacts:
     """What planning needs. Byte counts are of stored tensors; `kv_bytes_per_token` is of f32 keys and values,
     a layer each; `header_bytes` is the most that a stage reads besides its tensors. `metadata` holds every
@@ -51,7 +53,7 @@ class ModelFacts:
     metadata: dict[str, Scalar | tuple[Scalar, ...]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StageManifest:
     """All a worker needs to bind one stage's weights: never a payload byte.
 
@@ -170,7 +172,7 @@ class Loader(Protocol):
         malformed file."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ModelSource:
     """An address for people, and when its server last said what it has, in seconds since 1970."""
 
@@ -178,7 +180,7 @@ class ModelSource:
     asked: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CachedModel:
     """One file that a loader keeps. `key` tells it from others of the same `name`; `nbytes` is what it takes
     on the disk, `file_bytes` what the whole of it would; `used` is when it was last read, in seconds since

@@ -6,11 +6,12 @@ Provider factory of kind `membership`: `factory() -> MembershipPlugin`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any, Protocol
 
 from swactor_core.ids import NodeId
+from swactor_core.values import frozen
 
 
 class MemberState(StrEnum):
@@ -20,7 +21,7 @@ class MemberState(StrEnum):
     LEFT = "Left"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Member:
     """A participant's one life: (name, epoch) identify it, incarnation orders claims about it.
 
@@ -41,7 +42,7 @@ class Member:
     role: str = "node"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MembershipContext:
     """`gossip_key` (32 bytes) seals every datagram. `seeds` are (host, port) membership endpoints to join
     through. `on_change(member)` is called on the event loop for every change of a member's state, epoch or

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from swactor_core.errors import PluginError, SwactorError, remedy_of_lack
+from swactor_core.values import frozen
 
 if TYPE_CHECKING:
     from swactor_core.spi.loader import ModelCache, StageManifest
@@ -25,7 +26,7 @@ class Kind(StrEnum):
     SINK = "sink"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerMemory:
     """Bytes that a worker takes of a model in one run, beside what the model's facts tell.
 
@@ -56,7 +57,7 @@ class WorkerMemoryOf(Protocol):
         `check_model`."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Provider:
     """`factory` returns the part, as the docstring of the kind's `spi` module says; heavy imports belong
     inside it. `capabilities` are facts a host or test asks for by name; a missing one is False, but for

@@ -6,9 +6,10 @@ it is needed, at the price that its kind says.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
+
+from swactor_core.values import frozen
 
 
 class StoredKind(StrEnum):
@@ -18,7 +19,7 @@ class StoredKind(StrEnum):
     """Compiled for this machine; compiled again by the next run that needs them."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stored:
     """One folder or file. `nbytes` is what it takes on the disk; `used` is when it was last read or written,
     in seconds since 1970; `user` says who needs it now, in words, or is empty."""

@@ -9,15 +9,16 @@ what the reader has taken, so a stalled reader stops its sender and no other edg
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 from swactor_core.ids import EdgeId, NodeId
+from swactor_core.values import frozen
 
 MAX_CONTROL_FRAME = 4 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Peer:
     """Whom a transport may talk to: identity, its pinned public key, and where it listens."""
 
@@ -28,7 +29,7 @@ class Peer:
     epoch: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TransportContext:
     """`seed` is the node's 32-byte secret. `node_id` is `ids.node_id_of` its public key, as everybody's is: a
     dialler's too that `set_peer` did not name. `epoch`: nanoseconds since 1970, 64 bits.

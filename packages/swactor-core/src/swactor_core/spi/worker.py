@@ -8,7 +8,6 @@ the worker process on the one device thread; every method here is called from th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from swactor_core.errors import SwactorError
@@ -16,7 +15,7 @@ from swactor_core.faults import RoleFailure, StepFailure
 from swactor_core.plan import SamplingPolicy, TokenOutputPolicy
 from swactor_core.specs import ObjectSpec
 from swactor_core.spi.loader import StageManifest
-from swactor_core.values import value
+from swactor_core.values import frozen, value
 
 
 class RoleError(SwactorError):
@@ -35,7 +34,7 @@ class StepError(SwactorError):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StageConfig:
     """What ConfigureRole's `config` holds. `max_context` is the rows of the KV cache (prompt plus max_tokens,
     capped by the model's context), `prefill_chunk` the rows of one step at most; objects come in as
@@ -50,7 +49,7 @@ class StageConfig:
     token_output_policy: TokenOutputPolicy
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LoadProgress:
     """`phase` is `weights` (bytes bound), `search` (kernels timed), `compile` (kernels warmed up) or
     `ready`."""

@@ -11,7 +11,6 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from swactor_core.errors import PluginError, RingError, SwactorError
@@ -49,11 +48,12 @@ from swactor_core.messages import WORKER_COMMANDS, InstallRing, RingQuiesced
 from swactor_core.specs import RingDirection
 from swactor_core.spi.arena import ArenaPlugin, ArenaView
 from swactor_core.spi.worker import StepInput, WorkerBackend
+from swactor_core.values import frozen
 from swactor_core.worker.rings import DeviceObjects, EgressEnd, IngressEnd
 from swactor_core.worker.steps import StageHost, describe
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Surroundings:
     """What a harness needs from its process. `arena` and `backend` may raise anything: it is reported with
     WorkerFatal. `attach(plugin, ceiling)` maps the inherited arena."""

@@ -10,9 +10,10 @@ import contextlib
 import gc
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar
+
+from swactor_core.values import frozen
 
 T = TypeVar("T")
 
@@ -76,7 +77,7 @@ def same_bytes(received: bytes | bytearray, sent: bytes | bytearray, where: str)
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Footprint:
     """What this process holds: unfinished tasks of the running loop, open descriptors by what they are."""
 

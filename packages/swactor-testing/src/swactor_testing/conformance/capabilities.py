@@ -7,17 +7,18 @@ says which of two truths a test expects, or how long the kit waits for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from swactor_core.spi.loader import StageManifest
 from swactor_core.spi.provider import Kind
 from swactor_core.spi.storage import StoredKind
+from swactor_core.values import frozen
 
 NOTHING: Mapping[str, Any] = {}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ArenaCapabilities:
     """`provider` is the name it is registered under; `crosses_processes` as in its provider's capabilities:
     its memory is then reached by an inherited descriptor from a process of its own."""
@@ -26,7 +27,7 @@ class ArenaCapabilities:
     crosses_processes: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TransportCapabilities:
     """`settings` go into every context. `patience`: nothing that must happen takes longer. `loss_within`:
     how soon a peer whose process was killed is told as lost. `silence_within`: how soon one that does not
@@ -47,7 +48,7 @@ class TransportCapabilities:
     large_payload: int = 4 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MembershipCapabilities:
     """`settings` go into every context. `converges_within`: participants that can reach each other are alive
     in every view. `dead_within`: one that ended without a word is dead in every view of the others.
@@ -63,7 +64,7 @@ class MembershipCapabilities:
     sealed: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerCapabilities:
     """What the backend is run with: `manifest(layer_start, layer_end_exclusive)` of one small model, `prompt`
     token ids of it, `settings` of the backend, and `max_context` rows.
@@ -88,7 +89,7 @@ class WorkerCapabilities:
     wrong_settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LoaderCapabilities:
     """`models` are names that `resolve` knows without a network, small ones; two at least, of different
     content. `reads_files`: what `open` is given is a file, so that missing and damaged ones must be refused.
@@ -107,7 +108,7 @@ class LoaderCapabilities:
     suppressed: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StorageCapabilities:
     """`kind` and `provider` are of what is registered with a `storage()`; `kinds` are those of what it
     keeps."""

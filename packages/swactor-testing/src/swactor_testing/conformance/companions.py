@@ -12,10 +12,10 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from swactor_core.spi.transport import Peer
+from swactor_core.values import frozen
 
 from swactor_testing.conformance.bounds import meanwhile, until, within
 from swactor_testing.conformance.doomed import Plan, peer_from_json
@@ -27,7 +27,7 @@ STARTS_WITHIN = 60.0
 _PROGRAM = "from swactor_testing.conformance.doomed import main; main()"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Companion:
     """`peer` is how others know it. `kill` ends it without a word; `silence` stops it, so that it
     acknowledges nothing, until `resume`."""

@@ -10,7 +10,6 @@ import asyncio
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
@@ -25,6 +24,7 @@ from swactor_core.spi.transport import (
     TransportContext,
     TransportPlugin,
 )
+from swactor_core.values import frozen
 
 FAREWELL = b"before the end"
 DEADLINE = 10.0
@@ -32,7 +32,7 @@ EPOCH = 1
 _SEED = b"doomed".ljust(32, b".")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Plan:
     """Whom to reach, and by which stream: `edge` or `control`. A `reader` says on a control channel where it
     listens, grants `granted` bytes of the first edge that comes at once, and says the digest of what came. A

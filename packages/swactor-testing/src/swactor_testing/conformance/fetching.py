@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from swactor_core.errors import ModelError
 from swactor_core.faults import ModelFailure
 from swactor_core.spi.loader import Loader, Model
+from swactor_core.values import frozen
 
 from swactor_testing.conformance.bounds import same_bytes
 from swactor_testing.conformance.tokenizer import TokenizerContract
@@ -22,7 +23,7 @@ from swactor_testing.conformance.tokenizer import TokenizerContract
 Heard = list[tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Distant:
     """A model of three layers or more of which no tensor is on this machine: its `name` as `resolve` takes
     it, and the same model as a local file at `path`. After `remove()` its source has it no more."""

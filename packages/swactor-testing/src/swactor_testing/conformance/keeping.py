@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,11 +18,12 @@ from swactor_core.errors import ResourceError
 from swactor_core.plugins import load_plugins
 from swactor_core.spi.provider import Provider
 from swactor_core.spi.storage import Storage, Stored, StoredKind
+from swactor_core.values import frozen
 
 from swactor_testing.conformance.capabilities import StorageCapabilities
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Kept:
     """A private place for a test: all that the provider keeps is below `folder`, and nothing is there yet.
 

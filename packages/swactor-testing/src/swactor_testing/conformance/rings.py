@@ -7,13 +7,13 @@ by `create_ring`, the worker's by `open_ring`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
 from swactor_core.errors import RingError
 from swactor_core.ids import RingId
 from swactor_core.specs import CACHE_LINE, RING_HEADER_BYTES, RingLayout, align_up
 from swactor_core.spi.arena import Arena, ArenaPlugin, Ring, RingState
+from swactor_core.values import frozen
 
 from swactor_testing.conformance.base import Contract
 from swactor_testing.conformance.bounds import same_bytes, seeded
@@ -52,7 +52,7 @@ def put(ring: Ring, data: bytes) -> bool:
     return wanted
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ends:
     producer: Ring
     consumer: Ring

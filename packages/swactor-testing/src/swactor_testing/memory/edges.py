@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from swactor_core.errors import EdgeBroken, EdgeClosed
 from swactor_core.ids import EdgeId
+from swactor_core.values import frozen
 
 from swactor_testing.memory.link import LinkEnd
 from swactor_testing.memory.waiting import Signal
@@ -21,7 +21,7 @@ _TURN_BYTES = 256 * 1024
 """A writer that never has to wait lets the loop turn after this much."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Damage:
     """What becomes of an edge's bytes on their way, by script, which no transport does by itself: a peer that
     writes nonsense. `replaced` are bytes by the position in the stream at which they stand instead. After

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from swactor_core.errors import ConfigError
+from swactor_core.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MemorySettings:
     """`send_bound`: accepted and unacknowledged bytes an edge. `control_window`: unread bytes of frames that
     a peer may be ahead on one channel, or one frame. `latency`: one way, of what this endpoint sends."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from aioquic import tls
 from aioquic.quic import connection as _connection
@@ -18,6 +17,7 @@ from aioquic.quic.packet import QuicFrameType
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketPacer, QuicPacketSpace
 from aioquic.quic.stream import QuicStream
+from swactor_core.values import frozen
 
 from swactor_transport_quic.compat.packets import ShortPackets
 from swactor_transport_quic.identity import Claim, IdentityRejected, read_certificate
@@ -31,7 +31,7 @@ MAX_DATA = 2**61
 """Connection-level credit: never the limit, so that one stalled stream cannot starve another."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StreamLimits:
     """What the peer may open on a connection, and what it may send on a stream not yet accepted (bytes)."""
 
@@ -41,7 +41,7 @@ class StreamLimits:
     bidi_credit: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ending:
     """Why a connection is over. `application` means a deliberate close, not a protocol or TLS error."""
 
