@@ -48,7 +48,8 @@ _YES, _NO = frozenset({"1", "yes", "true", "on"}), frozenset({"0", "no", "false"
 
 
 class Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # a process checks few of these tables: each is made ready when it is first needed
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -98,7 +99,7 @@ class NodeSettings(Settings):
     name: Name
     cluster: ClusterConfig
     key: Hex32
-    plugins: PluginChoice = PluginChoice()
+    plugins: PluginChoice = Field(default_factory=PluginChoice)
     bind_host: str = "127.0.0.1"
     bind_port: Port = 0
     advertise_host: str = ""
@@ -135,9 +136,9 @@ class ClusterFile(Settings):
     """A cluster file as people write it."""
 
     cluster: ClusterConfig
-    plugins: PluginChoice = PluginChoice()
-    node: NodeTable = NodeTable()
-    orchestrator: MemberTable = MemberTable()
+    plugins: PluginChoice = Field(default_factory=PluginChoice)
+    node: NodeTable = Field(default_factory=NodeTable)
+    orchestrator: MemberTable = Field(default_factory=MemberTable)
 
 
 def split_host_port(text: str) -> tuple[str, int]:

@@ -17,6 +17,9 @@ _WANTED_BUFFER = 4 * 1024 * 1024
 
 def create_plugin() -> QuicPlugin:
     """The factory of provider `quic`."""
+    from swactor_transport_quic.deferred import load_when_used
+
+    load_when_used("service_identity")
     from swactor_transport_quic.transport import QuicPlugin
 
     return QuicPlugin()
