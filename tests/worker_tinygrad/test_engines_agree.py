@@ -116,18 +116,22 @@ def test_packing_is_left_out_where_memory_is_short(
         pipeline.close()
 
 
+@pytest.mark.parametrize("weights", ["mapped", "packed"])
+@pytest.mark.parametrize("threads", [2, 3, 8])
 def test_a_team_of_threads_gives_the_bits_of_one(
-    backend: Any, model: Path, monkeypatch: pytest.MonkeyPatch
+    backend: Any, model: Path, threads: int, weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from swactor_worker_tinygrad.native_engine import NativeEngine
 
     options: dict[str, Any] = {"max_context": 32, "chunk": 5, "policy": TokenOutputPolicy.LOGITS}
+    monkeypatch.setattr(backend, "settings", replace(backend.settings, weights=weights))
     pipeline = Pipeline(backend, model, 1, **options)
     rows = [pipeline.step([1, 2, 3, 4, 5, 6, 7], 0), pipeline.step([8], 7)]
     pipeline.close()
-    monkeypatch.setattr(backend, "settings", replace(backend.settings, threads=3))
+    monkeypatch.setattr(backend, "settings", replace(backend.settings, threads=threads))
+    monkeypatch.setattr(NativeEngine, "least_shared", 0)
     monkeypatch.setattr(NativeEngine, "products_per_part", 16)
     team = Pipeline(backend, model, 1, **options)
-    assert team.roles[0].engine.threads == 3
+    assert team.roles[0].engine.threads == threads
     assert [team.step([1, 2, 3, 4, 5, 6, 7], 0), team.step([8], 7)] == rows
     team.close()

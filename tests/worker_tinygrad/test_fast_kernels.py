@@ -237,5 +237,5 @@ def test_every_instruction_gives_the_same(
     out, scratch = np.zeros((9, 16), np.float32), np.zeros(matmul_words(256, 9, 1), np.float32)
     arrays = [address(each) for each in (out, given, weights)]
     words = np.array([*arrays, 16, 256, 9, 16, 0, 0, address(scratch)], np.uint64)
-    kernel(*(ctypes.c_uint64(word) for word in (address(words), 0, 0, 1)))
+    kernel(*(ctypes.c_uint64(word) for word in (address(words), 0, 0, 1, 1)))
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())

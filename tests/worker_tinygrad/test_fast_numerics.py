@@ -73,13 +73,17 @@ def test_a_split_has_the_bits_of_the_whole(fast_backend: Any, model: str) -> Non
     assert len(made) == 1
 
 
-def test_threads_do_not_change_the_bits() -> None:
+@pytest.mark.parametrize("model", ["quants/Q4_1", "variants/qwen3moe-q8", "variants/gemma3-q8"])
+def test_threads_do_not_change_the_bits(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from swactor_worker_tinygrad import create
+    from swactor_worker_tinygrad.native_engine import NativeEngine
 
+    monkeypatch.setattr(NativeEngine, "least_shared", 0)
+    monkeypatch.setattr(NativeEngine, "products_per_part", 16)
     made = set()
-    for threads in (1, 3):
+    for threads in (1, 2, 5):
         backend = create({"numerics": "fast", "threads": threads})
-        pipeline = Pipeline(backend, path_of("quants/Q4_1"), 1, **OPTIONS)
+        pipeline = Pipeline(backend, path_of(model), 1, **OPTIONS)
         made.add(pipeline.step(PROMPT, 0) + pipeline.step([9], len(PROMPT)))
         pipeline.close()
         backend.close()

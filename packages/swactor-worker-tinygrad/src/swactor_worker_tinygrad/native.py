@@ -19,7 +19,11 @@ from numpy.typing import NDArray
 from swactor_worker_tinygrad.building import Builder
 from swactor_worker_tinygrad.machine_code import NativeFunction
 
-ENTRY_WORDS = 20
+# as `native/run.c` has them
+ENTRY_WORDS = 21
+MOST_PARTS = 4095
+_ALONE, _CALL, _END = 0, 1, 2
+_FIRST = ctypes.c_uint64(0)
 # ggml type -> the macro of its block in `native/types.h`
 TYPES = {
     0: "TYPE_F32",
@@ -53,7 +57,7 @@ TYPES = {
 # those of them whose blocks are in `native/coded.h`
 _CODED = frozenset({16, 17, 18, 19, 21, 22, 29})
 LANES = 16
-_QUERIES = 4
+QUERIES = 4  # that `attention.c` takes at once, at most
 _PANEL = 4  # rows that `experts.c` takes at once, at most
 
 
@@ -101,7 +105,7 @@ def rounded_words(columns: int, tokens: int) -> int:
 
 def shares_words(context: int, threads: int) -> int:
     """f32 words of scratch that `attention.c` needs for a cache of `context` rows."""
-    return _QUERIES * context * threads
+    return QUERIES * context * threads
 
 
 def float_bits(value: float) -> int:
@@ -147,76 +151,71 @@ class Kernels:
 class Team:
     """`threads` threads that run a list of kernels together; the caller is the first of them.
 
-    The others only wait for work and run machine code: every other call stays on the caller's thread.
+    The others never leave machine code: every other call stays on the caller's thread.
     """
 
     def __init__(self, kernels: Kernels, threads: int) -> None:
         self.threads = threads
         self._run = kernels.function("run").function
-        give_way = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
-        # `struct team` of native/run.c: ticket (closed), entry, parts, done, active,
-        # give_way; on a cache line of its own
-        room = np.zeros(16, np.uint64)
-        start = (-room.ctypes.data % 64) // 8
-        self._state = room[start : start + 8]
-        self._state[0], self._state[5] = 0xFFFF, give_way
-        self._stopping = False
-        self._cell = ctypes.c_uint64(0)
-        self._calls = [threading.Semaphore(0) for _ in range(threads - 1)]
+        words = 48 + 32 * threads  # as `struct team` of native/run.c lays them
+        room = np.zeros(words + 16, np.uint64)
+        start = (-room.ctypes.data % 128) // 8
+        self._state = room[start : start + words]
+        library = ctypes.CDLL(None)
+        calls = [
+            ctypes.cast(call, ctypes.c_void_p).value or 0 for call in (library.sched_yield, library.syscall)
+        ]
+        self._state[32:35] = threads, *calls
+        self._end = KernelList([], self._state.ctypes.data, _END)
         self._members = [
             threading.Thread(target=self._serve, args=(index,), name=f"kernels-{index}", daemon=True)
             for index in range(1, threads)
         ]
-        self._idle = KernelList([], self._state.ctypes.data)
         for member in self._members:
             member.start()
 
-    def prepare(self, entries: Sequence[Sequence[int]]) -> KernelList:
+    def prepare(self, entries: Sequence[Sequence[int] | Group]) -> KernelList:
         """A list of (kernel address, parts, argument words...) to run many times."""
-        return KernelList(entries, self._state.ctypes.data)
+        return KernelList(entries, self._state.ctypes.data, _ALONE if self.threads == 1 else _CALL)
 
     def run(self, work: KernelList) -> None:
         """Runs the list; all of its results are in memory on return."""
-        first = ctypes.c_uint64(0)
-        if self.threads == 1 or not work.shared:
-            self._run(work.cell, first)
-            return
-        self._state[4] = 1
-        for call in self._calls:
-            call.release()
-        try:
-            self._run(work.cell, first)
-        finally:
-            self._state[4] = 0
+        self._run(work.cell, _FIRST)
 
     def _serve(self, index: int) -> None:
-        own = ctypes.c_uint64(index)
-        while True:
-            self._calls[index - 1].acquire()
-            if self._stopping:
-                return
-            self._run(self._idle.cell, own)
+        self._run(self._end.cell, ctypes.c_uint64(index))
 
     def close(self) -> None:
         """Ends the other threads. Idempotent."""
-        self._stopping = True
-        self._state[4] = 0
-        for call in self._calls:
-            call.release()
+        self._run(self._end.cell, _FIRST)
         for member in self._members:
             member.join(timeout=5.0)
         self._members.clear()
-        self._calls.clear()
+
+
+class Group(tuple[Sequence[int], ...]):
+    """Entries of as many parts each: who takes a part does it for all of them in turn. An entry may read what
+    those before it write in the same part, and nothing else that they write."""
+
+    __slots__ = ()
 
 
 class KernelList:
     """Entries as `native/run.c` reads them, kept in memory as long as the list lives."""
 
-    def __init__(self, entries: Sequence[Sequence[int]], team: int) -> None:
-        self.entries: NDArray[np.uint64] = np.zeros((max(1, len(entries)), ENTRY_WORDS), np.uint64)
-        for row, entry in zip(self.entries, entries, strict=False):
-            row[: len(entry)] = entry
-        #: whether any entry has parts for others to take
-        self.shared = any(entry[1] > 1 for entry in entries)
-        self._head = np.array([self.entries.ctypes.data, len(entries), team], np.uint64)
+    def __init__(self, entries: Sequence[Sequence[int] | Group], team: int, how: int) -> None:
+        """Raises ValueError for a group of different parts, or of more than `MOST_PARTS`."""
+        groups = [entry if isinstance(entry, Group) else Group([entry]) for entry in entries]
+        self.entries: NDArray[np.uint64] = np.zeros((max(1, sum(map(len, groups))), ENTRY_WORDS), np.uint64)
+        shared, place = False, 0
+        for group in groups:
+            parts = group[0][1]
+            if not 0 < parts <= MOST_PARTS or any(entry[1] != parts for entry in group):
+                raise ValueError(f"a group of kernels in {[entry[1] for entry in group]} parts")
+            shared |= parts > 1
+            for kernel, _, *words in group:
+                self.entries[place, : 3 + len(words)] = kernel, len(group), parts, *words
+                place += 1
+        how = _ALONE if how == _CALL and not shared else how
+        self._head = np.array([self.entries.ctypes.data, place, team, how], np.uint64)
         self.cell = ctypes.c_uint64(self._head.ctypes.data)

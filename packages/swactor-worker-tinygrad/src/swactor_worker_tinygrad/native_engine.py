@@ -19,7 +19,10 @@ from swactor_worker_tinygrad.families import Activation, Pairs
 from swactor_worker_tinygrad.native import (
     LANE_TYPES,
     LANES,
+    MOST_PARTS,
     QUADS,
+    QUERIES,
+    Group,
     KernelList,
     Kernels,
     Team,
@@ -38,6 +41,7 @@ BlockWeights = dict[str, Weight]
 _MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_inp")
 _EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 Entry = list[int]
+Work = Entry | Group
 
 
 def _packed_bytes(weight: Weight) -> int:
@@ -54,8 +58,10 @@ class NativeEngine:
     feed_forward), scores (T, experts), chosen, shares and order (T, experts used).
     """
 
-    #: multiplications below which a part costs more to hand over than it saves (about 2 microseconds)
-    products_per_part = 1 << 15
+    #: multiplications below which a kernel costs more to share than that saves (about 2 microseconds)
+    least_shared = 1 << 15
+    #: multiplications of the least part (about a quarter of a microsecond)
+    products_per_part = 1 << 12
     kernels = "native"
 
     def __init__(
@@ -246,7 +252,7 @@ class NativeEngine:
         """The stage's kernels for `count` rows, put together when first needed."""
         assert self._team is not None
         if count not in self._lists:
-            entries: list[Entry] = []
+            entries: list[Work] = []
             for index in range(len(self._blocks)):
                 entries += self._block(count, index)
             self._lists[count] = self._team.prepare(entries)
@@ -254,9 +260,14 @@ class NativeEngine:
 
     def _parts(self, units: int, products: int) -> int:
         """How many parts a kernel of `units` rows or heads is worth cutting into."""
-        if self.threads == 1:
+        if self.threads == 1 or products < self.least_shared:
             return 1
-        return max(1, min(units, 4 * self.threads, products // self.products_per_part))
+        return max(1, min(units, products // self.products_per_part, MOST_PARTS))
+
+    def _group(self, *entries: Entry) -> Group:
+        """Entries none of which reads what another writes, as one."""
+        parts = max(entry[1] for entry in entries)
+        return Group([kernel, parts, *words] for kernel, _, *words in entries)
 
     def _norm(
         self, out: int, x: int, weight: Weight, rows: int, *, width: int = 0, residual: int = 0
@@ -301,7 +312,7 @@ class NativeEngine:
         made = self._linear(self._h, x, weights, name, rows)
         return [*rounded, made, self._norm(rest, self._h, weights[norm + ".weight"], rows, residual=rest)]
 
-    def _block(self, rows: int, index: int) -> list[Entry]:
+    def _block(self, rows: int, index: int) -> list[Work]:
         weights = self._blocks[index]
         x = self._x
         return [
@@ -312,7 +323,7 @@ class NativeEngine:
             *(self._mixture if self.parameters.experts else self._feed_forward)(rows, weights),
         ]
 
-    def _attention(self, rows: int, index: int) -> list[Entry]:
+    def _attention(self, rows: int, index: int) -> list[Work]:
         """From h to attended."""
         p, kernels, weights = self.parameters, self._kernels, self._blocks[index]
         cache, tables = self._caches[index], self._tables[index]
@@ -321,14 +332,17 @@ class NativeEngine:
         # the work of attention grows with the context; half of it is taken for the usual
         usual = min(self._context // 2, window or self._context)
         seen = usual * rows * p.heads * (p.key_dim + p.value_dim)
-        turned, attended = self._parts(rows, rows * p.query_width), self._parts(rows * p.heads, seen)
+        turned = self._parts(rows, rows * p.query_width)
+        attended = self._parts(rows * p.heads // (1 if rows == 1 else QUERIES), seen)
         halves = int(p.family.pairs is Pairs.HALVES)
         softmax = [float_bits(p.attention_scale), self._shares, window, float_bits(p.score_cap)]
-        entries = [
+        entries: list[Work] = [
             *self._round(self._h, rows, *(weights[f"attn_{name}.weight"] for name in "qkv")),
-            self._linear(self._q, self._h, weights, "attn_q", rows),
-            self._linear(self._k, self._h, weights, "attn_k", rows),
-            self._linear(self._v, self._h, weights, "attn_v", rows),
+            self._group(
+                self._linear(self._q, self._h, weights, "attn_q", rows),
+                self._linear(self._k, self._h, weights, "attn_k", rows),
+                self._linear(self._v, self._h, weights, "attn_v", rows),
+            ),
         ]
         if p.family.head_norms:
             for place, name, heads in ((self._q, "q", p.heads), (self._k, "k", p.kv_heads)):
@@ -342,17 +356,19 @@ class NativeEngine:
         )
         return entries
 
-    def _feed_forward(self, rows: int, weights: BlockWeights) -> list[Entry]:
+    def _feed_forward(self, rows: int, weights: BlockWeights) -> list[Work]:
         """From h into the residual rows."""
         return [
             *self._round(self._h, rows, weights["ffn_gate.weight"], weights["ffn_up.weight"]),
-            self._linear(self._gate, self._h, weights, "ffn_gate", rows),
-            self._linear(self._up, self._h, weights, "ffn_up", rows),
-            self._gated(rows * self.parameters.feed_forward_dim),
+            *self._gated(
+                rows,
+                self._linear(self._gate, self._h, weights, "ffn_gate", rows),
+                self._linear(self._up, self._h, weights, "ffn_up", rows),
+            ),
             *self._added(self._gate, weights, "ffn_down", rows, "post_ffw_norm"),
         ]
 
-    def _mixture(self, rows: int, weights: BlockWeights) -> list[Entry]:
+    def _mixture(self, rows: int, weights: BlockWeights) -> list[Work]:
         """As `_feed_forward`, with the experts that each row chooses."""
         p, x = self.parameters, self._x
         slots = rows * p.experts_used
@@ -376,15 +392,23 @@ class NativeEngine:
             self._linear(self._scores, self._h, weights, "ffn_gate_inp", rows),
             [self._kernels.address("route"), 1, *routed],
             *([grouped] if rows > 1 else []),
-            experts(self._gate, self._h, "gate"),
-            experts(self._up, self._h, "up"),
-            self._gated(slots * p.feed_forward_dim),
+            *self._gated(
+                slots, experts(self._gate, self._h, "gate"), experts(self._up, self._h, "up"), alone=rows == 1
+            ),
             experts(x, self._gate, "down", self._expert_shares, x),
         ]
 
-    def _gated(self, count: int) -> Entry:
+    def _gated(self, rows: int, gate: Entry, up: Entry, *, alone: bool | None = None) -> list[Work]:
+        """The products that make `rows` rows of gate and up, then the gating; `alone`: of one row of h."""
+        width = self.parameters.feed_forward_dim
         gelu = int(self.parameters.family.activation is Activation.GELU)
-        return [self._kernels.address("gate"), self._parts(count, count), self._gate, self._up, count, gelu]
+        kernel, words = self._kernels.address("gate"), [self._gate, self._up, rows * width, gelu]
+        made = self._group(gate, up)
+        parts = made[0][1]
+        # who makes some of one row's values gates them too, where both kernels cut between the same ones
+        if (rows == 1 if alone is None else alone) and width % LANES == 0 == rows * width // LANES % parts:
+            return [Group([*made, [kernel, parts, *words]])]
+        return [made, [kernel, self._parts(rows * width, rows * width), *words]]
 
     @property
     def packed_names(self) -> frozenset[str]:

@@ -162,18 +162,18 @@ INLINE void attend(const u64 *a, u64 head, u64 query, int count, float *shares) 
     }
 }
 
-void kernel(const u64 *a, u64 thread, u64 part, u64 parts) {
-  const u64 kv_heads = a[7], queries = a[5] * (a[6] / kv_heads), units = (queries + QUERIES - 1) / QUERIES;
+void kernel(const u64 *a, u64 thread, u64 part, u64 end, u64 parts) {
+  const u64 kv_heads = a[7], queries = a[5] * (a[6] / kv_heads);
   float *shares = (float *)a[12] + thread * QUERIES * a[10];
   u64 first, last;
-  share(kv_heads * units, part, parts, &first, &last);
-  for (u64 unit = first; unit < last; unit++) {
-    const u64 head = unit / units, query = unit % units * QUERIES;
-    switch (queries - query) {
-      case 1: attend(a, head, query, 1, shares); break;
-      case 2: attend(a, head, query, 2, shares); break;
-      case 3: attend(a, head, query, 3, shares); break;
-      default: attend(a, head, query, QUERIES, shares);
+  share(kv_heads * queries, part, end, parts, &first, &last);
+  while (first < last) {
+    const u64 head = first / queries, query = first % queries, here = queries - query, left = last - first;
+    switch (left < here ? left : here) {
+      case 1: attend(a, head, query, 1, shares), first += 1; break;
+      case 2: attend(a, head, query, 2, shares), first += 2; break;
+      case 3: attend(a, head, query, 3, shares), first += 3; break;
+      default: attend(a, head, query, QUERIES, shares), first += QUERIES;
     }
   }
 }

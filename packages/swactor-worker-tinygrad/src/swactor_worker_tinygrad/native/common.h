@@ -1,9 +1,9 @@
 /* Shared by all kernels of this folder: one source is this file, a type's block (for weights), and one kernel.
  *
- * Every kernel is `void kernel(const u64 *a, u64 thread, u64 part, u64 parts)`: `a` holds its arguments (addresses
- * and counts), `part` of `parts` says which rows or heads to do, `thread` whose scratch memory to use. It must be
- * the only function that is not inlined, because the loader calls the first byte of the code. No libc: everything
- * here is plain C with Clang's vectors of sixteen, which become what the processor has. */
+ * Every kernel is `void kernel(const u64 *a, u64 thread, u64 part, u64 end, u64 parts)`: `a` holds its arguments
+ * (addresses and counts), parts [part, end) of `parts` are the rows or heads to do, `thread` says whose scratch memory
+ * to use. It must be the only function that is not inlined, because the loader calls the first byte of the code. No
+ * libc: everything here is plain C with Clang's vectors of sixteen, which become what the processor has. */
 #include <stdint.h>
 
 typedef uint64_t u64;
@@ -150,8 +150,8 @@ INLINE void fetch_share(const uint8_t *p, u64 size, u64 index, u64 count) {
   for (u64 i = lines * index / count; i < lines * (index + 1) / count; i++) __builtin_prefetch(p + i * 64, 0, 2);
 }
 
-/* Part `part` of `count` units: [*first, *last). */
-INLINE void share(u64 count, u64 part, u64 parts, u64 *first, u64 *last) {
+/* Parts [part, end) of `count` units: [*first, *last). */
+INLINE void share(u64 count, u64 part, u64 end, u64 parts, u64 *first, u64 *last) {
   *first = count * part / parts;
-  *last = count * (part + 1) / parts;
+  *last = count * end / parts;
 }

@@ -96,15 +96,15 @@ INLINE void panel_of_all(const struct mixture *m, u64 row, u64 count, float *pan
 }
 
 /* Apart from the way of one row, which its code would slow down; behind `kernel`, with which the code begins. */
-static __attribute__((noinline)) void by_expert(const struct mixture *m, float *panel, u64 part, u64 parts);
+static __attribute__((noinline)) void by_expert(const struct mixture *m, float *panel, u64 part, u64 end, u64 parts);
 
-void kernel(const u64 *a, u64 thread, u64 part, u64 parts) {
+void kernel(const u64 *a, u64 thread, u64 part, u64 end, u64 parts) {
   if (a[10]) {
     const struct mixture m = {(float *)a[0],       (const float *)a[1], (const uint8_t *)a[2], a[3],
                               a[4],                a[5],                a[6],                  (const u64 *)a[7],
                               (const float *)a[8], (const float *)a[9], (const u64 *)a[10],    (const u64 *)a[11],
                               a[12]};
-    by_expert(&m, (float *)a[13] + thread * PANEL * (m.columns + m.tokens * m.used), part, parts);
+    by_expert(&m, (float *)a[13] + thread * PANEL * (m.columns + m.tokens * m.used), part, end, parts);
     return;
   }
   const u64 rows = a[3], columns = a[4], tokens = a[5], used = a[6], panels = (rows + PANEL - 1) / PANEL;
@@ -113,7 +113,7 @@ void kernel(const u64 *a, u64 thread, u64 part, u64 parts) {
   const u64 expert_bytes = rows * row_bytes(columns), slots = shares ? 1 : used;
   float made[PANEL];
   u64 first, last;
-  share(tokens * slots * panels, part, parts, &first, &last);
+  share(tokens * slots * panels, part, end, parts, &first, &last);
   for (u64 unit = first; unit < last; unit++) {
     const u64 place = unit / panels, row = unit % panels * PANEL, count = rows - row < PANEL ? rows - row : PANEL;
     float *out = (float *)a[0] + place * rows + row, total[PANEL];
@@ -132,11 +132,11 @@ void kernel(const u64 *a, u64 thread, u64 part, u64 parts) {
   }
 }
 
-static void by_expert(const struct mixture *m, float *panel, u64 part, u64 parts) {
+static void by_expert(const struct mixture *m, float *panel, u64 part, u64 end, u64 parts) {
   float *made = panel + PANEL * m->columns;
   const u64 taken = m->shares ? m->used : 1, places = m->tokens * m->used / taken;
   u64 first, last;
-  share((m->rows + PANEL - 1) / PANEL, part, parts, &first, &last);
+  share((m->rows + PANEL - 1) / PANEL, part, end, parts, &first, &last);
   for (u64 row = first * PANEL; row < last * PANEL && row < m->rows; row += PANEL) {
     const u64 count = m->rows - row < PANEL ? m->rows - row : PANEL;
     panel_of_all(m, row, count, panel, made);

@@ -10,11 +10,11 @@ INLINE floats gelued(floats x) {
 
 INLINE floats gated(floats x, u64 gelu) { return gelu ? gelued(x) : x / (exponential(-x) + 1.0f); }
 
-void kernel(const u64 *a, u64 thread, u64 part, u64 parts) {
+void kernel(const u64 *a, u64 thread, u64 part, u64 end, u64 parts) {
   float *gate = (float *)a[0];
   const float *up = (const float *)a[1];
   u64 first, last;
-  share((a[2] + LANES - 1) / LANES, part, parts, &first, &last);
+  share((a[2] + LANES - 1) / LANES, part, end, parts, &first, &last);
   for (u64 unit = first; unit < last; unit++) {
     u64 at = unit * LANES;
     if (at + LANES <= a[2]) {

@@ -120,12 +120,12 @@ INLINE void many_tokens(const struct product *p, float *panel, u64 row, int rows
 
 /* a: out, x, weight, rows, columns, tokens, out_stride, bias or 0, residual or 0, scratch (18 * columns +
  * tokens * columns / 16 floats a thread). */
-void kernel(const u64 *a, u64 thread, u64 part, u64 parts) {
+void kernel(const u64 *a, u64 thread, u64 part, u64 end, u64 parts) {
   struct product p = {(float *)a[0], (const float *)a[1], (const uint8_t *)a[2], a[3], a[4],
                       a[5],          a[6],                (const float *)a[7],   (const float *)a[8]};
   float *panel = (float *)a[9] + thread * (18 * p.columns + p.tokens * p.columns / LANES);
   u64 first, last;
-  share((p.rows + PANEL - 1) / PANEL, part, parts, &first, &last);
+  share((p.rows + PANEL - 1) / PANEL, part, end, parts, &first, &last);
   for (u64 row = first * PANEL; row < last * PANEL && row < p.rows; row += PANEL) {
     if (row + PANEL <= p.rows) {
       if (p.tokens == 1) one_token(&p, row, PANEL);

@@ -93,12 +93,12 @@ INLINE void many_tokens(const struct product *p, quads *panel, u64 row) {
 }
 
 /* a: as `matmul.c`, but x as `round.c` made it; the scratch is 18 * columns floats a thread at least. */
-void kernel(const u64 *a, u64 thread, u64 part, u64 parts) {
+void kernel(const u64 *a, u64 thread, u64 part, u64 end, u64 parts) {
   struct product p = {(float *)a[0], (const struct rounded *)a[1], (const uint8_t *)a[2], a[3], a[4],
                       a[5],          a[6],                         (const float *)a[7],   (const float *)a[8]};
   float *panel = (float *)a[9] + thread * (18 * p.columns + p.tokens * p.columns / LANES);
   u64 first, last;
-  share((p.rows + LANES - 1) / LANES, part, parts, &first, &last);
+  share((p.rows + LANES - 1) / LANES, part, end, parts, &first, &last);
   for (u64 unit = first; unit < last; unit++) {
     if (p.tokens == 1) one_token(&p, unit * LANES);
     else many_tokens(&p, (quads *)panel, unit * LANES);

@@ -16,6 +16,14 @@ struct product {
   const float *sums; /* of x, by halves of groups: (tokens, columns / 16) */
 };
 
+/* What `sum` makes of each of sixteen vectors at x. */
+INLINE void sum_sixteen(float *made, const float *x) {
+  floats v[LANES];
+#pragma clang loop unroll(full)
+  for (int i = 0; i < LANES; i++) v[i % 4 * 4 + i / 4] = load(x + i * LANES);
+  store(made, sums(v));
+}
+
 INLINE floats add_up(floats total, const floats *strand, const struct scales *s, const float *sums) {
 #if defined(PER_HALF)
   total += (strand[0] + strand[2]) * s->left;
@@ -110,17 +118,20 @@ INLINE void many_tokens(const struct product *p, float *panel, u64 row) {
 }
 
 /* a: as `matmul.c`; the scratch is 18 * columns + tokens * columns / 16 floats a thread. */
-void kernel(const u64 *a, u64 thread, u64 part, u64 parts) {
+void kernel(const u64 *a, u64 thread, u64 part, u64 end, u64 parts) {
   struct product p = {(float *)a[0], (const float *)a[1], (const uint8_t *)a[2], a[3], a[4],
                       a[5],          a[6],                (const float *)a[7],   (const float *)a[8]};
   float *panel = (float *)a[9] + thread * (18 * p.columns + p.tokens * p.columns / LANES);
   float *sums = panel + 18 * p.columns;
   p.sums = sums;
 #if defined(HAS_MINIMUM)
-  for (u64 i = 0; i < p.tokens * p.columns / LANES; i++) sums[i] = sum(load(p.x + i * LANES));
+  const u64 halves = p.tokens * p.columns / LANES;
+  u64 i = 0;
+  for (; i + LANES <= halves; i += LANES) sum_sixteen(sums + i, p.x + i * LANES);
+  for (; i < halves; i++) sums[i] = sum(load(p.x + i * LANES));
 #endif
   u64 first, last;
-  share((p.rows + LANES - 1) / LANES, part, parts, &first, &last);
+  share((p.rows + LANES - 1) / LANES, part, end, parts, &first, &last);
   for (u64 unit = first; unit < last; unit++) {
     if (p.tokens == 1) one_token(&p, unit * LANES);
     else many_tokens(&p, panel, unit * LANES);

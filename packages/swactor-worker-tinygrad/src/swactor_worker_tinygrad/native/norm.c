@@ -1,11 +1,11 @@
 /* RMS norm: out[t] = x[t] / sqrt(mean of squares + epsilon) * weight, plus residual[t]; out may be x or residual.
  * a: out, x, weight, width, tokens, epsilon (the bits of an f32), residual or 0. */
-void kernel(const u64 *a, u64 thread, u64 part, u64 parts) {
+void kernel(const u64 *a, u64 thread, u64 part, u64 end, u64 parts) {
   const float *weight = (const float *)a[2];
   const u64 width = a[3], whole = width / LANES * LANES;
   union { uint32_t u; float f; } epsilon = {(uint32_t)a[5]};
   u64 first, last;
-  share(a[4], part, parts, &first, &last);
+  share(a[4], part, end, parts, &first, &last);
   for (u64 t = first; t < last; t++) {
     const float *x = (const float *)a[1] + t * width;
     const float *residual = a[6] ? (const float *)a[6] + t * width : 0;

@@ -42,10 +42,10 @@ INLINE void partial(uint8_t *made, const uint8_t *block, u64 row_bytes, u64 bloc
   }
 }
 
-void kernel(const u64 *a, u64 thread, u64 part, u64 parts) {
+void kernel(const u64 *a, u64 thread, u64 part, u64 end, u64 parts) {
   const u64 rows = a[2], row_bytes = a[3], block_bytes = a[4], from = a[5], to = a[6];
   u64 first, last;
-  share((rows + LANES - 1) / LANES, part, parts, &first, &last);
+  share((rows + LANES - 1) / LANES, part, end, parts, &first, &last);
   for (u64 unit = first; unit < last; unit++) {
     const uint8_t *stored = (const uint8_t *)a[1] + unit * LANES * row_bytes;
     uint8_t *made = (uint8_t *)a[0] + unit * LANES * row_bytes;

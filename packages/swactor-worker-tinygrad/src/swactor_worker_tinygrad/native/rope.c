@@ -13,14 +13,14 @@ INLINE void turn(float *to, u64 stride, const float *from, const float *cosines,
   for (u64 i = 2 * pairs; i < width; i++) to[i * stride] = from[i];
 }
 
-void kernel(const u64 *a, u64 thread, u64 part, u64 parts) {
+void kernel(const u64 *a, u64 thread, u64 part, u64 end, u64 parts) {
   float *q = (float *)a[0];
   const float *k = (const float *)a[1], *v = (const float *)a[2];
   float *keys = (float *)a[5], *values = (float *)a[6];
   const u64 position = *(const u64 *)a[7], heads = a[9], kv_heads = a[10], key_dim = a[11], value_dim = a[12];
   const u64 context = a[13], pairs = a[14] / 2, all = heads + 2 * kv_heads;
   u64 first, last;
-  share(a[8] * all, part, parts, &first, &last);
+  share(a[8] * all, part, end, parts, &first, &last);
   for (u64 unit = first; unit < last; unit++) {
     const u64 t = unit / all, place = position + t;
     u64 h = unit % all;

@@ -60,10 +60,10 @@ INLINE void write(struct rounded *to, u64 width, const float *x, int count) {
   }
 }
 
-void kernel(const u64 *a, u64 thread, u64 part, u64 parts) {
+void kernel(const u64 *a, u64 thread, u64 part, u64 end, u64 parts) {
   const u64 columns = a[2], tokens = a[3], groups = columns / GROUP_VALUES;
   u64 first, last;
-  share(tokens, part, parts, &first, &last);
+  share(tokens, part, end, parts, &first, &last);
   for (u64 t = first; t < last; t++) {
     const u64 begin = t / TILE * TILE, width = tile_width(tokens, begin);
     struct rounded *to = (struct rounded *)a[0] + begin * groups + (t - begin);

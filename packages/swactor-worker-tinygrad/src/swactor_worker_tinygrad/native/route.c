@@ -1,10 +1,10 @@
 /* Chooses each row's experts: those with the greatest softmax of the scores, the lower index first where two are
  * equal; their shares add up to 1. a: scores (tokens, experts; overwritten), chosen (tokens, used; u64), shares (tokens,
  * used), tokens, experts, used. */
-void kernel(const u64 *a, u64 thread, u64 part, u64 parts) {
+void kernel(const u64 *a, u64 thread, u64 part, u64 end, u64 parts) {
   const u64 experts = a[4], used = a[5];
   u64 first, last;
-  share(a[3], part, parts, &first, &last);
+  share(a[3], part, end, parts, &first, &last);
   for (u64 t = first; t < last; t++) {
     float *scores = (float *)a[0] + t * experts, *shares = (float *)a[2] + t * used;
     u64 *chosen = (u64 *)a[1] + t * used;

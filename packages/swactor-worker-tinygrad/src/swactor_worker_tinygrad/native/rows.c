@@ -1,13 +1,13 @@
 /* Embedding: out[i] = row ids[i] of the table, unpacked, times a scale. a: out, table, ids (uint32), count, columns,
  * scale (the bits of an f32; 0: none). */
-void kernel(const u64 *a, u64 thread, u64 part, u64 parts) {
+void kernel(const u64 *a, u64 thread, u64 part, u64 end, u64 parts) {
   float *out = (float *)a[0];
   const uint8_t *table = (const uint8_t *)a[1];
   const uint32_t *ids = (const uint32_t *)a[2];
   const u64 columns = a[4];
   union { uint32_t u; float f; } scale = {(uint32_t)a[5]};
   u64 first, last;
-  share(a[3], part, parts, &first, &last);
+  share(a[3], part, end, parts, &first, &last);
   for (u64 i = first; i < last; i++) {
     float *to = out + i * columns, *const row = to;
 #ifdef VALUE_BYTES
