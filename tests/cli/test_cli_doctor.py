@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import sysconfig
 import threading
 import time
 from pathlib import Path
@@ -167,6 +168,15 @@ def test_memory_is_the_lesser_of_machine_and_control_group(monkeypatch: pytest.M
     assert checks.check_memory() == CheckResult(CheckStatus.OK, "8.0 GiB are free")
     monkeypatch.setattr(free_memory, "machine_rest", lambda: None)
     assert checks.check_memory().status is CheckStatus.WARN
+
+
+def test_a_free_threaded_python_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checks.check_python().status is CheckStatus.OK
+    monkeypatch.setattr(sysconfig, "get_config_var", {"Py_GIL_DISABLED": 1}.get)
+    result = checks.check_python()
+    assert result.status is CheckStatus.WARN
+    assert "free-threaded" in result.detail
+    assert result.remedy
 
 
 def test_a_machine_without_memfd_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

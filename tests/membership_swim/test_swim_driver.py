@@ -351,11 +351,15 @@ async def test_an_address_that_is_not_ours_is_a_resource_error() -> None:
         await SwimMembership(context_of("a", bind_host="a..b")).start()
 
 
-async def test_a_seed_that_no_host_can_be_called_is_tried_in_vain(start, caplog) -> None:
+async def test_a_seed_that_no_host_can_be_called_is_tried_in_vain(start, caplog, monkeypatch) -> None:
+    said, ear = asyncio.Event(), logging.Handler()
+    monkeypatch.setattr(ear, "emit", lambda record: said.set())
+    monkeypatch.setattr(logging.getLogger("swactor_membership_swim.driver"), "handlers", [ear])
     with caplog.at_level(logging.DEBUG, "swactor_membership_swim.driver"):
         a = await start("a", seeds=(("a..b", 9),))
         b = await start("b", seeds=(a,))
         await a.until(alive("a", "b"))
+        await asyncio.wait_for(said.wait(), 5)  # a thread looks it up, at its leisure
         await b.membership.leave()
     assert "cannot resolve 'a..b'" in caplog.text
 

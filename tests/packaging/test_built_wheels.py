@@ -18,18 +18,31 @@ ROOT = Path(__file__).parents[2]
 NAMES = sorted(file.parent.name for file in ROOT.glob("packages/*/pyproject.toml"))
 PYTHON = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
 pytestmark = pytest.mark.timeout(900)  # third parties may have to be fetched
+NEWER_NAMES = """
+import importlib.machinery
+suffixes = importlib.machinery.EXTENSION_SUFFIXES
+suffixes.insert(suffixes.index(".abi3.so"), ".abi3-x86_64-linux-gnu.so")
+"""
 
 
 @pytest.fixture(scope="module")
 def wheels(uv: str, run: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Source distributions first and wheels from them, out of a copy of the files that git would take."""
+    """Source distributions first and wheels from them, out of a copy of the files that git would take.
+    Whichever Python builds, it is told the names of libraries that 3.15 prefers: the older ones have to find
+    what it makes too."""
     folder = tmp_path_factory.mktemp("build")
     tree = folder / "tree"
     tree.mkdir()
     ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info", "build", "dist", "_native.c")
     shutil.copytree(ROOT / "packages", tree / "packages", ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", tree)
-    run(uv, "build", "--all-packages", "--no-sources", "--out-dir", folder / "dist", folder=tree)
+    (folder / "newer").mkdir()
+    (folder / "newer" / "sitecustomize.py").write_text(NEWER_NAMES)
+    run(
+        *("env", f"PYTHONPATH={folder / 'newer'}", uv, "build", "--python", sys.executable),
+        *("--all-packages", "--no-sources", "--out-dir", folder / "dist"),
+        folder=tree,
+    )
     return folder / "dist"
 
 

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 FILES = sorted(ROOT.glob("packages/*/pyproject.toml"))
 PROJECTS = {file.parent.name: tomllib.loads(file.read_text())["project"] for file in FILES}
 NAMES = sorted(PROJECTS)
+TESTED = [f"3.{minor}" for minor in range(11, 16)]
 PLUGINS = [name for name in NAMES if "entry-points" in PROJECTS[name]]
 
 
@@ -44,6 +45,8 @@ def test_a_package_is_whole(name: str) -> None:
     assert project["name"] == name
     assert project["version"] == __version__
     assert project["requires-python"] == ">=3.11"
+    pythons = [one for one in project["classifiers"] if one.startswith("Programming Language :: ")]
+    assert pythons == [f"Programming Language :: Python :: {version}" for version in TESTED]
     assert project["license"] == "Apache-2.0"
     assert project["description"]
     assert (source_of(name) / "py.typed").is_file()
@@ -51,6 +54,12 @@ def test_a_package_is_whole(name: str) -> None:
     readme = (folder / project["readme"]).read_text()
     assert readme.startswith(f"# {name}\n")
     assert len(readme.splitlines()) > 10, "a README is a page, not a line"
+
+
+@pytest.mark.parametrize("page", ["README.md", "packages/swactor/README.md"])
+def test_a_page_says_which_pythons_are_tested(page: str) -> None:
+    text = " ".join((ROOT / page).read_text().split())
+    assert f"Python {TESTED[0]} or later (tested up to {TESTED[-1]}" in text
 
 
 @pytest.mark.parametrize("name", NAMES)

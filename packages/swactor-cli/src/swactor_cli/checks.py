@@ -12,6 +12,7 @@ import platform
 import resource
 import socket
 import sys
+import sysconfig
 from pathlib import Path
 
 from swactor_core import free_memory
@@ -33,6 +34,9 @@ def check_python() -> CheckResult:
         return CheckResult(CheckStatus.FAIL, found, "swactor runs on Linux")
     if sys.version_info < (3, 11):  # noqa: UP036 - told in words, where the package was put there by force
         return CheckResult(CheckStatus.FAIL, found, "install Python 3.11 or later")
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        found = f"{found}, free-threaded, which swactor is not tested on"
+        return CheckResult(CheckStatus.WARN, found, "install the usual build of Python")
     return CheckResult(CheckStatus.OK, found)
 
 
