@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _GROUP_ROOT = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -27,6 +28,15 @@ def machine_rest() -> int | None:
     it gives back as the page cache does and the estimate does not know of."""
     rest = _said_by_kernel("MemAvailable")
     return None if rest is None else rest + _given_back_by_zfs()
+
+
+def machine() -> str:
+    """Whose memory it is, the same for all containers of one machine: the kernel's id of this boot
+    (random(4)), empty where it says none."""
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:
+        return ""
 
 
 def available_swap() -> int:
