@@ -113,7 +113,8 @@ class WorkerBackend(Protocol):
     @property
     def bridge(self) -> DeviceBridge: ...
     def facts(self) -> dict[str, Any]:
-        """Small JSON facts for WorkerReady: device, versions, free memory where known."""
+        """Small JSON facts for WorkerReady: device, versions; `settings`, which `Provider.memory` is asked
+        with; `free_bytes` of this machine's memory where the device computes in that."""
 
     def configure(
         self,
