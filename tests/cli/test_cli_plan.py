@@ -232,7 +232,7 @@ def test_a_cluster_s_nodes_have_the_worker_options_of_its_file(call: Any, home: 
 
 def test_wrong_worker_options_are_refused_as_in_a_run(call: Any, home: Path) -> None:
     model = TINY / "llama-tied.gguf"
-    for option, words in (("weights=folded", "use mapped, packed, auto"), ("weights", "write it like")):
+    for option, words in (("weights=folded", "use auto, mapped, packed"), ("weights", "write it like")):
         said = call("plan", model, "--worker-option", option)
         assert said.code == 2
         assert words in said.err

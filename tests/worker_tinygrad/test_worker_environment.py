@@ -97,7 +97,7 @@ def test_fast_numerics_pack_weights() -> None:
         settings = environment.read_settings({"numerics": "fast", **given})
         assert (settings.numerics, settings.weights) == ("fast", "packed")
     settings = environment.read_settings({})
-    assert (settings.numerics, settings.weights) == ("exact", "mapped")
+    assert (settings.numerics, settings.weights) == ("exact", "auto")
 
 
 def test_the_newest_compiler_is_preferred(bare_path: Path) -> None:

@@ -35,7 +35,7 @@ SETTINGS = ("device", "cc", "kernels", "numerics", "search", "threads", "weights
 CHOICES = {
     "kernels": ("auto", "native", "graph"),
     "numerics": ("exact", "fast"),
-    "weights": ("mapped", "packed", "auto"),
+    "weights": ("auto", "mapped", "packed"),
 }
 COMPILERS = ("clang-19", "clang-18", "clang-17", "clang-16", "clang-15", "clang-14", "clang")
 INSTALL_CLANG = "apt-get install clang"
