@@ -173,6 +173,55 @@ def test_worker_options_count_as_in_a_run(call: Any, home: Path) -> None:
         assert "leave out the worker options" in said.err
 
 
+@pytest.mark.parametrize("kernels", ["native", "graph"])
+def test_a_plan_says_where_weights_will_be(
+    call: Any, home: Path, monkeypatch: pytest.MonkeyPatch, kernels: str
+) -> None:
+    """For `auto` as a run would decide it: in memory, if all stages here together take half of what is free
+    at most. What is free on other machines only a run asks."""
+    model = TINY.parent / "variants" / "qwen2-mixed.gguf"
+    options: tuple[object, ...] = ("--worker-option", f"kernels={kernels}")
+    monkeypatch.setattr(free_memory, "available_memory", lambda: 1 << 40)
+
+    def made(weights: str, *others: object) -> dict[str, Any]:
+        return planned(call, model, *options, "--worker-option", f"weights={weights}", *others)
+
+    def told(weights: str) -> str:
+        said = call("plan", model, *options, "--worker-option", f"weights={weights}")
+        assert said.code == 0
+        return str(next(line for line in said.out.splitlines() if line.startswith("weights: ")))
+
+    mapped, packed = made("mapped"), made("packed")
+    assert (mapped["weights"], mapped["weights_predicted"]) == ("file", False)
+    assert told("mapped") == "weights: in the model's file"
+    if kernels == "graph":  # which reads the file whatever is asked for
+        assert made("auto") == packed == mapped
+        return
+    assert (packed["weights"], packed["weights_predicted"]) == ("memory", False)
+    assert told("packed") == "weights: in memory, outside of the model's file"
+    assert packed["stages"] != mapped["stages"], "rows that are filled up say which account it is"
+    half = sum(stage["need_bytes"] for stage in packed["stages"])
+    for free, as_if, words in (
+        (2 * half, packed, "in memory, outside of the model's file"),
+        (2 * half - 1, mapped, "in the model's file"),
+        (None, mapped, "in the model's file"),
+    ):
+        monkeypatch.setattr(free_memory, "available_memory", lambda free=free: free)
+        assert made("auto") == {**as_if, "weights_predicted": True}
+        assert told("auto") == f"weights: {words}; a run decides by the memory that is free then"
+    monkeypatch.setattr(free_memory, "available_memory", lambda: 1 << 40)
+    most = max(stage["need_bytes"] for stage in packed["stages"])
+    assert made("auto", "--memory", most)["weights"] == "memory"
+    assert made("auto", "--memory", most - 1)["weights"] == "file"
+    assert made("auto", "--cluster", cluster_of(home, None, None))["weights"] == "file"
+
+
+def test_who_says_nothing_of_memory_says_nothing_of_weights(call: Any) -> None:
+    record = planned(call, TINY / "llama-tied.gguf", "--worker", "echo")
+    assert (record["weights"], record["weights_predicted"]) == (None, False)
+    assert "weights:" not in call("plan", TINY / "llama-tied.gguf", "--worker", "echo").out
+
+
 def test_a_cluster_s_nodes_have_the_worker_options_of_its_file(call: Any, home: Path) -> None:
     file = cluster_of(home, None)
     plain = planned(call, TINY.parent / "quants" / "Q2_K.gguf", "--cluster", file)["stages"][0]
@@ -183,7 +232,7 @@ def test_a_cluster_s_nodes_have_the_worker_options_of_its_file(call: Any, home: 
 
 def test_wrong_worker_options_are_refused_as_in_a_run(call: Any, home: Path) -> None:
     model = TINY / "llama-tied.gguf"
-    for option, words in (("weights=folded", "use mapped, packed, auto"), ("weights", "write it like")):
+    for option, words in (("weights=folded", "use auto, mapped, packed"), ("weights", "write it like")):
         said = call("plan", model, "--worker-option", option)
         assert said.code == 2
         assert words in said.err

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from swactor_cli.commands.tune import _Bar
 from swactor_cli.output import Output
+from swactor_core import free_memory
 from swactor_core.spi.worker import LoadProgress
 
 TINY = Path(__file__).parent.parent / "data" / "tiny"
@@ -55,6 +56,16 @@ def test_what_cannot_be_tuned_is_said(call: Any, arguments: tuple[str, ...], cod
     assert said.code == code, said.err
     assert words in said.err
     assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize(("free", "weights"), [(1 << 40, "packed"), (1 << 20, "mapped")])
+def test_auto_is_what_a_run_here_would_make_of_it(
+    call: Any, monkeypatch: pytest.MonkeyPatch, free: int, weights: str
+) -> None:
+    monkeypatch.setattr(free_memory, "available_memory", lambda: free)
+    option = ("--worker-option", "weights=auto", "--json")
+    records = tuned(call("tune", TINY.parent / "quants" / "Q8_0.gguf", "--nodes", 2, *option))
+    assert [record["weights"] for record in records] == [weights, weights]
 
 
 PATIENT = '#!/bin/sh\necho compiled >> {log}\nexec {compiler} "$@"\n'

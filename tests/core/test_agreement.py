@@ -71,6 +71,7 @@ def test_stages_of_one_run_agree() -> None:
         {"gguf_source": replace(provision().gguf_source, outline="of other files")},
         {"runtime": replace(provision().runtime, prefill_chunk=33)},
         {"runtime": replace(provision().runtime, token_output_policy=TokenOutputPolicy.LOGITS)},
+        {"runtime": replace(provision().runtime, weights_in_memory=True)},
     ],
 )
 def test_another_plan_is_another_digest(changes: dict[str, Any]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from swactor_core.free_memory import (
     available_swap,
     file_system,
     lies_in_memory,
+    machine,
     machine_rest,
     rest_in_words,
     rest_of_groups,
@@ -191,3 +194,16 @@ def test_a_file_lies_in_memory_where_its_file_system_does(
     assert lies_in_memory(str(tmp_path))
     assert not lies_in_memory("https://host.test/m.gguf")
     assert not lies_in_memory("a\0b")
+
+
+def test_a_machine_is_the_same_for_all_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = subprocess.run(
+        [sys.executable, "-c", "from swactor_core.free_memory import machine; print(machine())"],
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert machine() == other.stdout.strip()
+    boot = tmp_path / "boot_id"
+    monkeypatch.setattr(free_memory, "_BOOT", boot)
+    assert machine() == ""
+    boot.write_text("a1b2\n")
+    assert machine() == "a1b2"

@@ -229,7 +229,10 @@ def test_a_model_file_shortened_while_it_is_mapped_is_named(
     model = tmp_path / "model.gguf"
     shutil.copyfile(demo_model, model)
     whole = model.stat().st_size
-    started = run(str(model), "--prompt", "hello world", "--raw", "--max-tokens", "400", "--ignore-eos")
+    started = run(
+        str(model), "--prompt", "hello world", "--raw", "--max-tokens", "400", "--ignore-eos",
+        "--worker-option", "weights=mapped",
+    )  # fmt: skip
     started.wait_event("token_received", sequence=2)
     os.truncate(model, whole // 8)
     result = started.finish(1, within=10)

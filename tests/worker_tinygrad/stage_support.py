@@ -79,6 +79,7 @@ def config_of(
     chunk: int = 8,
     sampling: SamplingPolicy | None = None,
     policy: TokenOutputPolicy = TokenOutputPolicy.TOKEN_IDS,
+    weights_in_memory: bool = False,
 ) -> StageConfig:
     hidden, vocab = manifest.hidden_dim, manifest.vocab_size
     tokens = ObjectSpec(ObjectKind.TOKENS, max_context * 4, DTypeFamily.UNSIGNED, 4, 1)
@@ -93,6 +94,7 @@ def config_of(
         output_spec=produced if manifest.last else rows,
         sampling=sampling or SamplingPolicy(),
         token_output_policy=policy,
+        weights_in_memory=weights_in_memory,
     )
 
 

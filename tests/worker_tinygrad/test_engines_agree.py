@@ -103,17 +103,39 @@ def test_the_engines_are_the_ones_asked_for(backend: Any, graph_backend: Any, mo
         pipeline.close()
 
 
-def test_packing_is_left_out_where_memory_is_short(
-    backend: Any, model: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("weights", "allowed", "held"),
+    [
+        ("mapped", False, "mapped"),
+        ("mapped", True, "mapped"),
+        ("packed", False, "packed"),
+        ("packed", True, "packed"),
+        ("auto", False, "mapped"),
+        ("auto", True, "packed"),
+    ],
+)
+def test_auto_packs_by_the_plan_s_word_and_by_nothing_else(
+    backend: Any, model: Path, monkeypatch: pytest.MonkeyPatch, weights: str, allowed: bool, held: str
 ) -> None:
+    """Whatever is free here: stages of one run may find different rests."""
     from swactor_worker_tinygrad import backend as module
 
-    monkeypatch.setattr(backend, "settings", replace(backend.settings, weights="auto"))
-    for available, packed in ((1 << 30, True), (1 << 17, False)):
-        monkeypatch.setattr(module, "available_memory", lambda value=available: value)
-        pipeline = Pipeline(backend, model, 1)
-        assert bool(pipeline.roles[0].engine.packed_names) == packed
+    monkeypatch.setattr(backend, "settings", replace(backend.settings, weights=weights))
+    for free in (1 << 40, 1 << 20):
+        monkeypatch.setattr(module, "available_memory", lambda value=free: value)
+        pipeline = Pipeline(backend, model, 1, weights_in_memory=allowed)
+        assert bool(pipeline.roles[0].engine.packed_names) == (held == "packed")
+        assert pipeline.roles[0].facts["weights"] == held
         pipeline.close()
+
+
+def test_a_graph_has_no_weights_of_its_own(
+    graph_backend: Any, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph_backend, "settings", replace(graph_backend.settings, weights="auto"))
+    pipeline = Pipeline(graph_backend, model, 1, weights_in_memory=True)
+    assert pipeline.roles[0].facts["weights"] == "mapped"
+    pipeline.close()
 
 
 @pytest.mark.parametrize("weights", ["mapped", "packed"])

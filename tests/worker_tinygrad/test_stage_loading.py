@@ -230,6 +230,25 @@ def test_packed_weights_need_room_and_mapped_ones_do_not(
     configured(graph_backend).close()
 
 
+def test_auto_needs_room_for_what_the_plan_says(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = DATA.parent / "variants" / "gemma3-q8.gguf"
+    cache, packed = room_of(path)
+    assert packed
+    monkeypatch.setattr(backend, "settings", replace(backend.settings, weights="auto"))
+
+    def configured(*, in_memory: bool) -> Any:
+        config = config_of(manifest_of(path), weights_in_memory=in_memory)
+        return backend.configure(config, progress=lambda _: None, should_abort=lambda: False)
+
+    leave(monkeypatch, cache + packed - 1)
+    configured(in_memory=False).close()
+    with pytest.raises(RoleError, match=f"and packed weights of {packed}") as refused:
+        configured(in_memory=True)
+    assert "weights=mapped" in refused.value.hint
+    leave(monkeypatch, cache + packed)
+    configured(in_memory=True).close()
+
+
 def role_tensors(path: Path) -> Any:
     return stage_tensors.check_model(manifest_of(path), 64)[1]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ def test_the_tables_are_those_of_the_kernels(backend: Any) -> None:
         ("quants/Q4_1", {"weights": "packed"}, False),
         ("quants/Q4_1", {"weights": "packed", "kernels": "graph"}, True),
         ("tiny/llama-gqa", {"weights": "packed"}, True),
+        ("quants/Q4_1", {"weights": "auto", "numerics": "fast"}, False),
         ("quants/Q4_1", {"device": "CUDA"}, False),
     ],
 )
@@ -67,6 +69,24 @@ def test_weights_are_the_file_s_unless_some_are_laid_out_anew(
     name: str, settings: dict[str, str], in_file: bool
 ) -> None:
     assert said(DATA.parent / f"{name}.gguf", **settings).in_file is in_file
+
+
+@pytest.mark.parametrize("settings", [{}, {"kernels": "graph"}, {"device": "CUDA"}, {"numerics": "fast"}])
+@pytest.mark.parametrize("name", ["variants/qwen2-mixed", "quants/Q4_K_M", "tiny/qwen3moe", "tiny/llama-gqa"])
+def test_auto_has_both_accounts_where_both_can_be(name: str, settings: dict[str, str]) -> None:
+    """And only one where the plan's word changes nothing: graphs, other devices, fast numerics, and a model
+    of which nothing is laid out anew."""
+    path = DATA.parent / f"{name}.gguf"
+    auto, packed = (said(path, **settings, weights=weights) for weights in ("auto", "packed"))
+    if "numerics" in settings:
+        assert auto == packed
+        return
+    mapped = said(path, **settings, weights="mapped")
+    assert mapped.in_memory is None
+    assert packed.in_memory is None
+    assert auto == replace(mapped, in_memory=None if packed == mapped else packed)
+    quantised = name in ("variants/qwen2-mixed", "quants/Q4_K_M")
+    assert (auto.in_memory is not None) == (quantised and not settings)
 
 
 def test_packing_fills_rows_up_and_copies_nothing_for_long() -> None:
@@ -156,10 +176,11 @@ def planned_and_held(
     prompt: int,
     tokens: int = 2,
     twice: bool = False,
+    free: int | None = None,
     **settings: object,
 ) -> list[tuple[int, Resident]]:
-    """For each stage, what `swactor-cli plan` has for it and what its worker held, of the second start with
-    `twice`."""
+    """For each stage, what `swactor-cli plan` has for it where `free` bytes are, and what its worker held, of
+    the second start with `twice`."""
     from swactor_loader_gguf.loader import GgufLoader
 
     settings = {"threads": 1, **settings}
@@ -174,7 +195,7 @@ def planned_and_held(
             settings=settings,
         )
         plan = plan_run(
-            [NodeCapacity(NodeId(index + 1), None, worker) for index in range(nodes)],
+            [NodeCapacity(NodeId(index + 1), None, worker, free_bytes=free) for index in range(nodes)],
             facts,
             source=GgufSource(path, model.digest()),
             choices=choices,
@@ -275,16 +296,19 @@ def written(
     return str(path)
 
 
-@pytest.mark.parametrize("weights", ["mapped", "packed"])
+@pytest.mark.parametrize(
+    ("weights", "free", "packed"),
+    [("mapped", None, False), ("packed", None, True), ("auto", 1 << 40, True), ("auto", 1 << 20, False)],
+)
 def test_a_tied_table_of_many_words_is_held_once(
-    weights: str, environment: dict[str, str], tmp_path: Path
+    weights: str, free: int | None, packed: bool, environment: dict[str, str], tmp_path: Path
 ) -> None:
     """Most of the model is the table, which is looked up in and projected with: 70 MiB."""
     path = written(tmp_path / "words.gguf", "llama", hidden=256, wide=512, vocabulary=262144, layers=2)
-    ((planned, held),) = planned_and_held(path, environment, prompt=200, tokens=8, weights=weights)
+    ((planned, held),) = planned_and_held(path, environment, prompt=200, tokens=8, free=free, weights=weights)
     within_a_tenth(planned, held)
     table = 262144 * 256 // 32 * 34
-    if weights == "packed":
+    if packed:
         assert held.file < table / 10
         assert held.anonymous > table
     else:

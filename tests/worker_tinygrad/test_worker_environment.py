@@ -44,7 +44,6 @@ def bare_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"numerics": 8}, "numerics = 8 is not a string"),
         ({"numerics": "fast", "kernels": "graph"}, "numerics = 'fast' does not go with kernels = 'graph'"),
         ({"numerics": "fast", "weights": "mapped"}, "numerics = 'fast' does not go with weights = 'mapped'"),
-        ({"numerics": "fast", "weights": "auto"}, "numerics = 'fast' does not go with weights = 'auto'"),
         ({"numerics": "fast", "device": "cuda"}, "numerics = 'fast' does not go with device = 'CUDA'"),
         ({"threads": 0}, "threads = 0"),
         ({"threads": "2"}, "threads = '2'"),
@@ -94,11 +93,11 @@ def test_searches_are_asked_for() -> None:
 
 
 def test_fast_numerics_pack_weights() -> None:
-    for given in ({}, {"weights": "packed"}, {"kernels": "native"}):
+    for given in ({}, {"weights": "packed"}, {"weights": "auto"}, {"kernels": "native"}):
         settings = environment.read_settings({"numerics": "fast", **given})
         assert (settings.numerics, settings.weights) == ("fast", "packed")
     settings = environment.read_settings({})
-    assert (settings.numerics, settings.weights) == ("exact", "mapped")
+    assert (settings.numerics, settings.weights) == ("exact", "auto")
 
 
 def test_the_newest_compiler_is_preferred(bare_path: Path) -> None:

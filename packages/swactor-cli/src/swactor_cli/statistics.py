@@ -8,8 +8,9 @@ from swactor_core.orchestrator.orchestrator import RunResult
 
 
 def statistics(result: RunResult) -> dict[str, Any]:
-    """Seconds and rates. `overhead_share` is of decode time: what was not some stage's compute. `numerics`
-    and `kernels` are those of all stages, as their workers said, joined by a comma where they differ.
+    """Seconds and rates. `overhead_share` is of decode time: what was not some stage's compute. `numerics`,
+    `kernels` and `weights` are those of all stages, as their workers said, joined by a comma where they
+    differ.
 
     One token is in one stage at a time, so the stages' compute adds up along a token's path.
     """
@@ -24,6 +25,7 @@ def statistics(result: RunResult) -> dict[str, Any]:
         "tokens_per_second": round((len(times) - 1) / decode, 3) if decode > 0 else None,
         "numerics": _of_all(result, "numerics"),
         "kernels": _of_all(result, "kernels"),
+        "weights": _of_all(result, "weights"),
         "stages": [
             {
                 **stats.facts,

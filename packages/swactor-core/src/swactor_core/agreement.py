@@ -30,6 +30,7 @@ class Shared:
     token_output_policy: TokenOutputPolicy
     prefill_chunk: int
     outline: str = ""
+    weights_in_memory: bool = False
 
 
 def shared_of(provision: ProvisionStage) -> Shared:
@@ -42,6 +43,7 @@ def shared_of(provision: ProvisionStage) -> Shared:
         runtime.token_output_policy,
         runtime.prefill_chunk,
         provision.gguf_source.outline,
+        runtime.weights_in_memory,
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from swactor_core.control_groups import GROUP_ROOT, groups_of, membership, number_in
 
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _MEMINFO = Path("/proc/meminfo")
 _MOUNTS = Path("/proc/self/mountinfo")
 _NO_LIMIT = 1 << 60
@@ -28,6 +29,15 @@ def machine_rest() -> int | None:
     it gives back as the page cache does and the estimate does not know of."""
     rest = _said_by_kernel("MemAvailable")
     return None if rest is None else rest + _given_back_by_zfs()
+
+
+def machine() -> str:
+    """Whose memory it is, the same for all containers of one machine: the kernel's id of this boot
+    (random(4)), empty where it says none."""
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:
+        return ""
 
 
 def available_swap() -> int:

@@ -93,11 +93,14 @@ class GgufModelPlan:
 
 @frozen
 class RuntimePlan:
-    """`prompt` is token ids: the orchestrator tokenises (spec section 4)."""
+    """`prompt` is token ids: the orchestrator tokenises (spec section 4). With `weights_in_memory` stages may
+    hold their weights in memory of their own, outside of the model's file. It is one word for all of them:
+    who lays weights out anew may add in another order, and every split is to give the same tokens."""
 
     prompt: tuple[int, ...]
     sampling: SamplingPolicy
     token_output_policy: TokenOutputPolicy
+    weights_in_memory: bool = False
 
 
 @frozen

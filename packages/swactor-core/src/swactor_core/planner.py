@@ -7,8 +7,9 @@ plan must satisfy, whoever made it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from itertools import accumulate, pairwise
 from math import lcm
 from typing import NoReturn
@@ -65,13 +66,16 @@ class NodeCapacity:
     all in all; None says nothing is declared: it is given an average share and anything fits. `worker` is
     what its worker takes of this run's model beside what the facts tell; None says that nobody knows.
     `worker_name` is of the provider that computes there, empty where that is not known; `name` is for
-    people."""
+    people. `free_bytes` are free on its `machine` before the run, None where nobody knows; nodes that name
+    the same machine share them."""
 
     node_id: NodeId
     memory_bytes: int | None = None
     worker: WorkerMemory | None = None
     name: str = ""
     worker_name: str = ""
+    free_bytes: int | None = None
+    machine: str = ""
 
     @property
     def shown(self) -> str:
@@ -149,6 +153,7 @@ def plan_run(
     starts = partition(
         inventory, facts, max_seq_len=max_seq_len, prefill_chunk=choices.prefill_chunk, prompt_rows=prompt
     )
+    in_memory = _weights_in_memory(inventory, facts, choices, max_seq_len, starts)
     edges = _edges(inventory, facts, choices, max_seq_len, run_id, orchestrator, edge_ids)
     stages = tuple(
         StagePlan(
@@ -175,7 +180,8 @@ def plan_run(
         max_seq_len=max_seq_len,
         end_of_generation=tuple(sorted(set(choices.end_of_generation))),
     )
-    runtime = RuntimePlan(choices.prompt, choices.sampling.after(choices.prompt), choices.token_output_policy)
+    sampling = choices.sampling.after(choices.prompt)
+    runtime = RuntimePlan(choices.prompt, sampling, choices.token_output_policy, in_memory)
     plan = RunPlan(run_id, model, runtime, stages, edges, max_tokens)
     validate_plan(plan)
     return plan
@@ -339,12 +345,44 @@ def stage_memory(
 ) -> tuple[StageMemory, ...]:
     """What each stage of `plan` holds in its node's memory, as `partition` counts it; `workers` are those of
     the stages' nodes, none or one for each."""
+    in_memory = plan.runtime.weights_in_memory
+    told = [worker and worker.planned(weights_in_memory=in_memory) for worker in workers]
     inventory = [
-        NodeCapacity(stage.node_id, None, workers[index] if workers else None)
+        NodeCapacity(stage.node_id, None, told[index] if told else None)
         for index, stage in enumerate(plan.stages)
     ]
     costs = _Costs(inventory, facts, plan.model.max_seq_len, prefill_chunk, len(plan.runtime.prompt))
     return tuple(costs.memory_of(s.stage_index, s.layer_start, s.layer_end_exclusive) for s in plan.stages)
+
+
+def _weights_in_memory(
+    inventory: Sequence[NodeCapacity],
+    facts: ModelFacts,
+    choices: RuntimeChoices,
+    max_seq_len: int,
+    starts: Sequence[int],
+) -> bool:
+    """The plan's `weights_in_memory`: that leaves plenty everywhere, and some worker waits for this word.
+
+    Of what is free on a machine, by the node there that says least, all its stages together take at most
+    half; declared memory holds them; and no stage would leave its weights in the file, as the others then
+    would be the ones that differ.
+    """
+    workers = [node.worker and node.worker.planned(weights_in_memory=True) for node in inventory]
+    if not any(node.worker is not None and node.worker.in_memory is not None for node in inventory):
+        return False
+    told = [replace(node, worker=worker) for node, worker in zip(inventory, workers, strict=True)]
+    costs = _Costs(told, facts, max_seq_len, choices.prefill_chunk, len(choices.prompt))
+    taken, free = Counter[str](), dict[str, int]()
+    for stage, (node, (start, end)) in enumerate(zip(told, pairwise(starts), strict=True)):
+        worker = node.worker
+        if worker is None or worker.in_file or not worker.process or node.free_bytes is None:
+            return False
+        if not costs.fits(stage, start, end):
+            return False
+        taken[node.machine] += costs.need(stage, start, end)
+        free[node.machine] = min(node.free_bytes, free.get(node.machine, node.free_bytes))
+    return all(taken[machine] <= free[machine] // 2 for machine in free)
 
 
 def _best_bounds(costs: _Costs, stages: int, layers: int, *, fit: bool) -> tuple[int, ...] | None:

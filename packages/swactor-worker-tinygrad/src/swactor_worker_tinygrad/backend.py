@@ -21,7 +21,6 @@ from swactor_core.free_memory import available_memory, available_swap, rest_in_w
 from swactor_core.memory import F32_BYTES
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.specs import DTypeFamily, ObjectKind, ObjectSpec, align_up
-from swactor_core.spi.loader import TensorRef
 from swactor_core.spi.worker import LoadProgress, RoleError, StageConfig
 
 from swactor_worker_tinygrad import environment
@@ -32,6 +31,7 @@ from swactor_worker_tinygrad.stage_tensors import StageTensors, check_model
 from swactor_worker_tinygrad.tensor_types import GRAPH_TYPES
 
 PROGRESS_SECONDS = 1.0
+_LESS_MEMORY = "use more stages, a smaller max_tokens, or a smaller quantisation"
 SEARCHED_DIFFERENCE = 1e-3  # of the greatest, at most, between kernels of one stage
 
 
@@ -192,7 +192,8 @@ class TinygradBackend:
             wanted.append(tensors.embedding)
         chunk = min(config.prefill_chunk, config.max_context)
         context = align_up(config.max_context, chunk) + chunk
-        self._check_room(parameters, tensors, context=context, native=native)
+        packing = self._packs(config)
+        self._check_room(parameters, tensors, context=context, packing=native and packing)
         bound = weights.bind_all(
             files,
             wanted,
@@ -220,7 +221,7 @@ class TinygradBackend:
                 context=context,
                 chunk=chunk,
                 threads=self.settings.threads,
-                packing=self._packs(wanted),
+                packing=packing,
                 fast=self.settings.numerics == "fast",
                 blocks=blocks,
                 ends=ends,
@@ -340,7 +341,7 @@ class TinygradBackend:
         engine.search = KernelSearch(0)
 
     def _check_room(
-        self, parameters: ModelParameters, tensors: StageTensors, *, context: int, native: bool
+        self, parameters: ModelParameters, tensors: StageTensors, *, context: int, packing: bool
     ) -> None:
         """Raises RoleError for what the kernel would end this process for, before any weight is read."""
         free = available_memory() if self.settings.device_kind == "CPU" else None
@@ -348,20 +349,22 @@ class TinygradBackend:
             return
         layers = len(tensors.blocks)
         cache = F32_BYTES * layers * context * (parameters.key_width + parameters.value_width)
-        packed = 0
-        if native and self.settings.weights == "packed":
-            packed = sum(ref.nbytes for ref in packed_weights(tensors))
+        packed = sum(ref.nbytes for ref in packed_weights(tensors)) if packing else 0
         if cache + packed > free + (swap := available_swap()):
             held = f"a KV cache of {cache} bytes" + f" and packed weights of {packed}" * bool(packed)
             paged = f", and {swap} of swap" * bool(swap)
-            raise _role_error(MemoryError(f"{held}, and {free} bytes are left {rest_in_words()}{paged}"))
+            optional = bool(packed) and self.settings.numerics == "exact"
+            raise _no_memory(
+                f"{held}, and {free} bytes are left {rest_in_words()}{paged}",
+                hint="use the worker option weights=mapped, or " * optional + _LESS_MEMORY,
+            )
 
-    def _packs(self, wanted: list[TensorRef]) -> bool:
-        """Whether quantised matrices are laid out anew: that is faster, but needs their size again in memory,
-        of which at most half of what is free is taken."""
-        if self.settings.weights != "auto":
-            return self.settings.weights == "packed"
-        return sum(ref.nbytes for ref in wanted) <= (available_memory() or 0) // 2
+    def _packs(self, config: StageConfig) -> bool:
+        """Whether quantised matrices are laid out anew. That is faster, but changes the last bits: never by
+        what this stage alone can see, or stages of one run would differ."""
+        return self.settings.weights == "packed" or (
+            self.settings.weights == "auto" and config.weights_in_memory
+        )
 
     def close(self) -> None:
         """Closes every role and frees what is left on the device. Idempotent."""
@@ -415,14 +418,15 @@ def _words(spec: ObjectSpec) -> str:
     return f"{spec.kind} of {spec.dtype_width_bytes}-byte {spec.dtype_family}, {spec.row_width} a row"
 
 
+def _no_memory(what: str, *, hint: str) -> RoleError:
+    said = f"the device has not enough memory for this stage: {what}"
+    return RoleError(RoleFailure.DEVICE_OUT_OF_MEMORY, said, hint=hint)
+
+
 def _role_error(error: Exception) -> RoleError:
     """What a failure of memory, compiler or device becomes."""
     if isinstance(error, MemoryError):
-        return RoleError(
-            RoleFailure.DEVICE_OUT_OF_MEMORY,
-            f"the device has not enough memory for this stage: {error}",
-            hint="use more stages, a smaller max_tokens, or a smaller quantisation",
-        )
+        return _no_memory(str(error), hint=_LESS_MEMORY)
     if isinstance(error, SwactorError):
         return RoleError(RoleFailure.BACKEND_ERROR, error.message, hint=error.hint)
     data_bases = sys.modules.get("sqlite3")  # which tinygrad imports, and native kernels do without

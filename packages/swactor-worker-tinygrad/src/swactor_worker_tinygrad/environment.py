@@ -36,7 +36,7 @@ SETTINGS = ("device", "cc", "kernels", "numerics", "search", "threads", "weights
 CHOICES = {
     "kernels": ("auto", "native", "graph"),
     "numerics": ("exact", "fast"),
-    "weights": ("mapped", "packed", "auto"),
+    "weights": ("auto", "mapped", "packed"),
 }
 COMPILERS = ("clang-19", "clang-18", "clang-17", "clang-16", "clang-15", "clang-14", "clang")
 INSTALL_CLANG = "apt-get install clang"
@@ -69,10 +69,10 @@ class WorkerSettings:
     compiler's name, or empty; `kernels` is `native` (hand-written kernels, an error where they do not do),
     `graph` (tinygrad's own kernels), or `auto`: native where they do, else graph; `threads` run the native
     kernels; `weights` is `mapped` (read from the file), `packed` (laid out anew in memory for speed), or
-    `auto`: packed where memory is plenty; `numerics` is `exact` (f32 activations) or `fast` (activations
-    rounded to bytes, which native kernels do over packed weights). `search` is of graph's kernels: `found`
-    uses those that a search on this host has found, `off` none, and a number searches, keeping as many
-    candidates a round.
+    `auto`: packed where the run's plan lets all stages hold weights in memory; `numerics` is `exact` (f32
+    activations) or `fast` (activations rounded to bytes, which native kernels do over packed weights).
+    `search` is of graph's kernels: `found` uses those that a search on this host has found, `off` none, and a
+    number searches, keeping as many candidates a round.
     """
 
     device: str
@@ -150,8 +150,9 @@ def read_settings(settings: Mapping[str, object]) -> WorkerSettings:
                 f"worker tinygrad: {name} = {chosen[name]!r} is not known",
                 hint=f"{did_you_mean(chosen[name], choices)}use {', '.join(choices)}",
             )
-    if chosen["numerics"] == "fast":
-        chosen["weights"] = str(settings.get("weights", "")) or "packed"
+    asked = str(settings.get("weights", ""))
+    if chosen["numerics"] == "fast":  # which has no other weights, whatever a plan says
+        chosen["weights"] = {"": "packed", "auto": "packed"}.get(asked, asked)
         _check_fast(kind.upper(), chosen)
     return WorkerSettings(
         device=kind.upper() + device[len(kind) :],

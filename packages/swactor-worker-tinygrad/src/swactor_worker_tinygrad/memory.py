@@ -7,6 +7,8 @@ know engines or files, and imports no tinygrad: plans are made where nothing is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from operator import add
 
 from swactor_core.memory import F32_BYTES, spare_rows
 from swactor_core.specs import align_up
@@ -36,34 +38,43 @@ def model_memory(
     wanted = read_settings(settings)
     parameters, tensors = check_model(manifest, max_context)
     native = wanted.kernels != "graph" and wanted.has_native_kernels  # as the backend decides it
-    packed = native and wanted.weights != "mapped"
-    laid_out = packed_weights(tensors) if packed else []
 
     def copies(refs: Iterable[TensorRef]) -> int:
         unpacked = (ref for ref in refs if ref.ggml_type not in (NATIVE_TYPES if native else GRAPH_TYPES))
         return sum(_elements(ref) * F32_BYTES for ref in unpacked)
 
-    layers = tuple(
-        copies(block.values()) + packed * _filled_up(_packed_of(block)) for block in tensors.blocks
-    )
     # a graph takes rows of the embedding from the file; native kernels read the table
     table = [tensors.embedding] if native and tensors.embedding is not None else []
     ends = [ref for ref in (tensors.output_norm, tensors.head, tensors.head_bias) if ref is not None]
-    head = copies(ends)
-    head += _filled_up(ref for ref in laid_out if ref is tensors.head)
     rows = min(prefill_chunk, max_context)
     places = max_context + spare_rows(max_context, prefill_chunk)
     scratch = _expert_rows(parameters, rows) + _further_tables(parameters, places)
     if not native:
         scratch += _scores(parameters, tensors, rows, places)
-    return WorkerMemory(
-        layers=layers,
+    mapped = WorkerMemory(
+        layers=tuple(copies(block.values()) for block in tensors.blocks),
         embedding=copies(table),
-        head=head,
+        head=copies(ends),
         shared=copies(table) if tensors.head == tensors.embedding else 0,
         scratch=scratch,
         process=_process(wanted, native=native),
-        in_file=wanted.device_kind == "CPU" and not (laid_out and wanted.weights == "packed"),
+        in_file=wanted.device_kind == "CPU",
+    )
+    if wanted.weights == "mapped" or not native or not packed_weights(tensors):
+        return mapped
+    packed = _packed(mapped, tensors)
+    return packed if wanted.weights == "packed" else replace(mapped, in_memory=packed)
+
+
+def _packed(memory: WorkerMemory, tensors: StageTensors) -> WorkerMemory:
+    """With what packing adds: a matrix takes its place anew and lets its pages of the file go, but its rows
+    are filled up to whole lanes."""
+    filled = (_filled_up(_packed_of(block)) for block in tensors.blocks)
+    return replace(
+        memory,
+        layers=tuple(map(add, memory.layers, filled)),
+        head=memory.head + _filled_up(_packed_head(tensors)),
+        in_file=False,
     )
 
 
@@ -84,8 +95,11 @@ def _elements(ref: TensorRef) -> int:
 def packed_weights(tensors: StageTensors) -> list[TensorRef]:
     """The matrices that packing takes out of the file and lays out anew: none of experts, nor of other types,
     and of the embedding only one that is the head."""
-    head = [] if tensors.head is None or tensors.head.ggml_type not in PACKED_TYPES else [tensors.head]
-    return [ref for block in tensors.blocks for ref in _packed_of(block)] + head
+    return [ref for block in tensors.blocks for ref in _packed_of(block)] + _packed_head(tensors)
+
+
+def _packed_head(tensors: StageTensors) -> list[TensorRef]:
+    return [] if tensors.head is None or tensors.head.ggml_type not in PACKED_TYPES else [tensors.head]
 
 
 def _packed_of(block: Mapping[str, TensorRef]) -> list[TensorRef]:
@@ -99,8 +113,6 @@ def _packed_of(block: Mapping[str, TensorRef]) -> list[TensorRef]:
 
 
 def _filled_up(packed: Iterable[TensorRef]) -> int:
-    """What packing adds: a matrix takes its place anew and lets its pages of the file go, but its rows are
-    filled up to whole lanes."""
     return sum(ref.nbytes // ref.dims[1] * (align_up(ref.dims[1], LANES) - ref.dims[1]) for ref in packed)
 
 

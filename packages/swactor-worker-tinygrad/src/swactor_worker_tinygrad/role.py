@@ -33,6 +33,8 @@ class Engine(Protocol):
 
     @property
     def numerics(self) -> dict[str, str]: ...
+    @property
+    def packed_names(self) -> frozenset[str]: ...
 
     def count(self, remaining: int) -> int: ...
     def input(self, count: int) -> Allocation: ...
@@ -57,7 +59,11 @@ class ModelStage:
         self._config, self.engine, self._bridge, self._files = config, engine, bridge, files
         self._manifest = config.manifest
         self._row_bytes = config.manifest.hidden_dim * 4
-        self.facts = {**engine.numerics, "kernels": engine.kernels}
+        self.facts = {
+            **engine.numerics,
+            "kernels": engine.kernels,
+            "weights": _held(engine, on_host=device_memory.on_host(files.device)),
+        }
         self._filled = 0
         self._sampler = Sampler(config.sampling, config.manifest.token_count)
         self._output: Allocation | None = None
@@ -176,3 +182,9 @@ class ModelStage:
             self._output = None
         self.engine.close()
         self._files.close()
+
+
+def _held(engine: Engine, *, on_host: bool) -> str:
+    if not on_host:
+        return "copied"
+    return "packed" if engine.packed_names else "mapped"

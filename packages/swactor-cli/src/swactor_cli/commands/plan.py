@@ -36,6 +36,7 @@ from swactor_cli.sizes import bytes_text, parse_bytes
 from swactor_cli.worker_options import worker_settings
 
 ORCHESTRATOR = "orchestrator"
+_WEIGHTS = {"file": "in the model's file", "memory": "in memory, outside of the model's file"}
 
 
 @frozen
@@ -81,8 +82,11 @@ def plan(options: PlanOptions, output: Output) -> ExitCode:
             prefill_chunk=options.prefill_chunk,
         )
         extra = _worker_memory(model, worker, choices, settings=settings, output=output)
+        room = Room()
+        free = room.free if file is None else None  # what is free on other machines, only a run asks
         inventory = tuple(
-            NodeCapacity(node_id, memory, extra, names[node_id]) for node_id, memory in declared.items()
+            NodeCapacity(node_id, memory, extra, names[node_id], free_bytes=free)
+            for node_id, memory in declared.items()
         )
         made = plan_run(
             inventory,
@@ -97,7 +101,7 @@ def plan(options: PlanOptions, output: Output) -> ExitCode:
             try:
                 check_memory_here(
                     made, model.facts, output,
-                    prefill_chunk=options.prefill_chunk, worker=extra, room=Room(),
+                    prefill_chunk=options.prefill_chunk, worker=extra, room=room,
                     node_processes=not nodes_in_process(plugins, choice), path=name,
                 )  # fmt: skip
             except UsageError as error:  # the plan may be for other machines, or for a later time
@@ -142,7 +146,9 @@ def _record(
 ) -> dict[str, Any]:
     """The plan in the shape of `--json`; sizes in bytes. `fetch_bytes` is what a node with an empty cache
     fetches: its tensors and the header, nothing of a file that lies on its disk. `need_bytes`, the sum of all
-    that a stage holds, counts against the node's memory."""
+    that a stage holds, counts against the node's memory. `weights` are in the model's `file`, in `memory`
+    outside of it, or null where the worker does not say; `weights_predicted`, where a run decides by what is
+    free then."""
     facts = model.facts
     tensors, sizes = Counter[str](), Counter[str]()
     for tensor in model.manifest(0, facts.num_layers).tensors:
@@ -151,6 +157,7 @@ def _record(
     stages = []
     workers = [node.worker for node in inventory]
     held = stage_memory(plan, facts, prefill_chunk=options.prefill_chunk, workers=workers)
+    said = [worker for worker in workers if worker is not None]
     for stage, node, memory in zip(plan.stages, inventory, held, strict=True):
         tensors_of = model.manifest(stage.layer_start, stage.layer_end_exclusive).tensors
         weights = sum(tensor.nbytes for tensor in tensors_of)
@@ -194,6 +201,8 @@ def _record(
         "prompt_tokens": len(plan.runtime.prompt),
         "max_tokens": plan.max_tokens,
         "max_seq_len": plan.model.max_seq_len,
+        "weights": None if not said else "file" if all(stage.in_file for stage in held) else "memory",
+        "weights_predicted": any(worker.in_memory is not None for worker in said),
         "stages": stages,
         "edges": [
             {
@@ -220,8 +229,12 @@ def _show(record: dict[str, Any], output: Output) -> None:
         f"{model['hidden_dim']}, vocabulary {model['vocab_size']}, head {head}\n"
         f"tensors: {types}\n"
         f"context: {record['prompt_tokens']} prompt + at most {record['max_tokens']} new tokens need "
-        f"{record['max_seq_len']} of {model['context_length']} places\n\n"
+        f"{record['max_seq_len']} of {model['context_length']} places\n"
     )
+    if record["weights"] is not None:
+        decided = "; a run decides by the memory that is free then" * record["weights_predicted"]
+        output.text(f"weights: {_WEIGHTS[record['weights']]}{decided}\n")
+    output.text("\n")
     output.table(
         "stages",
         [

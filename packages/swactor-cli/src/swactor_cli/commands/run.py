@@ -143,9 +143,13 @@ def run(options: RunOptions, output: Output) -> ExitCode:
             plugins, choice, whole, positions=positions, prefill_chunk=request.prefill_chunk
         )
         mine = say({"worker": plugins.select(Kind.WORKER, choice.worker).name, "settings": worker})
+        free = room.free if file is None else None
         plan = _check_plan(
             request,
-            [NodeCapacity(NodeId(i + 1), memory, mine, name) for i, name in enumerate(names)],
+            [
+                NodeCapacity(NodeId(i + 1), memory, mine, name, free_bytes=free)
+                for i, name in enumerate(names)
+            ],
             output,
         )
         if file is None and memory is None:

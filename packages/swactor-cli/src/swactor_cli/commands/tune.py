@@ -11,18 +11,24 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn
 from swactor_core.config import PluginChoice, choose_plugins
-from swactor_core.hosting import local_names, refuse_this_machine, refuse_unfit_model, refuse_wrong_settings
+from swactor_core.hosting import (
+    local_names,
+    memory_of_workers,
+    refuse_this_machine,
+    refuse_unfit_model,
+    refuse_wrong_settings,
+)
 from swactor_core.ids import NodeId, RunId
 from swactor_core.machines.provisioning import provision_stage, stage_config
 from swactor_core.plan import GgufSource
-from swactor_core.planner import EdgeIdAllocator, NodeCapacity, RuntimeChoices, plan_run
+from swactor_core.planner import EdgeIdAllocator, NodeCapacity, RuntimeChoices, plan_run, positions_of
 from swactor_core.plugins import load_plugins
 from swactor_core.spi.provider import Kind
 from swactor_core.spi.worker import LoadProgress
 from swactor_core.values import frozen
 
 from swactor_cli.errors import ExitCode
-from swactor_cli.models import open_model
+from swactor_cli.models import Room, open_model
 from swactor_cli.output import Output
 from swactor_cli.progress import PHASES
 from swactor_cli.terminal import harmless_line
@@ -55,22 +61,24 @@ def tune(options: TuneOptions, output: Output) -> ExitCode:
         before_fetch=lambda: refuse_this_machine(plugins, choice, settings),
     )
     try:
+        whole, chunk = model.manifest(0, model.facts.num_layers), options.prefill_chunk
+        choices = RuntimeChoices(prompt=(0,), max_tokens=options.tokens - 1, prefill_chunk=chunk)
+        positions = positions_of(model.facts, choices)
+        say = memory_of_workers(plugins, choice, whole, positions=positions, prefill_chunk=chunk)
+        mine, free = say({"worker": choice.worker, "settings": settings}), Room().free
         made = plan_run(
             tuple(
-                NodeCapacity(NodeId(index + 1), name=name)
+                NodeCapacity(NodeId(index + 1), None, mine, name, free_bytes=free)
                 for index, name in enumerate(local_names(options.nodes))
             ),
             model.facts,
             source=GgufSource(name, model.digest(), model.outline()),
-            choices=RuntimeChoices(
-                prompt=(0,), max_tokens=options.tokens - 1, prefill_chunk=options.prefill_chunk
-            ),
+            choices=choices,
             run_id=RunId(1),
             orchestrator=NodeId(0),
             edge_ids=EdgeIdAllocator(),
         )
-        whole = model.manifest(0, model.facts.num_layers)
-        refuse_unfit_model(plugins, choice, whole, positions=made.model.max_seq_len)
+        refuse_unfit_model(plugins, choice, whole, positions=positions)
         backend = plugins.select(Kind.WORKER, choice.worker).make(settings=settings)
         try:
             for stage in made.stages:

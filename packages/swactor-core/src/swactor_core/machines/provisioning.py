@@ -35,6 +35,7 @@ def stage_config(provision: ProvisionStage, manifest: StageManifest) -> StageCon
         output_spec=provision.outbound.object_spec,
         sampling=provision.runtime.sampling or SamplingPolicy(),
         token_output_policy=provision.runtime.token_output_policy,
+        weights_in_memory=provision.runtime.weights_in_memory,
     )
 
 
@@ -80,6 +81,7 @@ def provision_stage(plan: RunPlan, stage: StagePlan, *, prefill_chunk: int) -> P
             plan.runtime.sampling if last else None,
             plan.runtime.token_output_policy,
             prefill_chunk,
+            plan.runtime.weights_in_memory,
         ),
         layer_bounds=(*(each.layer_start for each in plan.stages), model.num_layers),
     )

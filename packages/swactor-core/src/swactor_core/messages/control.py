@@ -44,12 +44,15 @@ class StageModelFacts:
 
 @frozen
 class StageRuntimeFacts:
+    """`weights_in_memory` as in `RuntimePlan`."""
+
     role_id: RoleId
     input_port: PortId
     output_port: PortId
     sampling: SamplingPolicy | None
     token_output_policy: TokenOutputPolicy
     prefill_chunk: int
+    weights_in_memory: bool = False
 
 
 @frozen
@@ -74,7 +77,7 @@ class ProvisionStage:
 @frozen
 class NodeAvailable:
     """The node can accept run provisioning (spec section 8). `worker` has the facts of its worker's backend,
-    and under `worker` which provider that is."""
+    under `worker` which provider that is, and under `machine` whose memory it computes in."""
 
     node_id: NodeId
     epoch: int

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import Any
 
+from swactor_core import free_memory
 from swactor_core.actors import ActorSystem, MachineActor
 from swactor_core.config import NodeSettings, split_host_port
 from swactor_core.errors import SwactorError
@@ -213,7 +215,8 @@ class Node:
             case StartMembership():
                 self.system.start_task(self._start_membership(), owner=NODE)
             case AnnounceAvailable(facts):
-                worker = {**facts, "worker": self.settings.plugins.worker}
+                here = {"worker": self.settings.plugins.worker, "machine": free_memory.machine()}
+                worker = {**facts, **here}
                 self._available = NodeAvailable(
                     self.node_id, self.epoch, self.settings.name, self.settings.memory_bytes, worker
                 )
@@ -311,7 +314,7 @@ class Node:
         """Says NodeAvailable, unless a run of an earlier orchestrator is still being torn down: then its end
         says so."""
         if self._available is not None and not self.stages.active:
-            self._report(self._available)
+            self._report(_with_memory(self._available))
 
     def _command(self, message: object) -> None:
         match message:
@@ -344,3 +347,11 @@ class Node:
         membership, self.membership = self.membership, None
         transport, self.transport = self.transport, None
         await take_leave(membership, transport)
+
+
+def _with_memory(available: NodeAvailable) -> NodeAvailable:
+    """With what is free now, where its worker said what was free when it started: a node lives long."""
+    facts = available.worker
+    if "free_bytes" not in facts or (free := free_memory.available_memory()) is None:
+        return available
+    return replace(available, worker={**facts, "free_bytes": free})

@@ -202,19 +202,9 @@ class ActiveRun:
 
     def _plan(self, nodes: tuple[NodeAvailable, ...]) -> PlanBuilt | PlanFailed:
         request, home = self._request, self._home
-        say = request.worker_memory
         try:
             plan = plan_run(
-                tuple(
-                    NodeCapacity(
-                        node.node_id,
-                        node.memory_bytes,
-                        None if say is None else say(node.worker),
-                        home.names.get(node.node_id, node.name),
-                        str(node.worker.get("worker", "")),
-                    )
-                    for node in nodes
-                ),
+                tuple(map(self._capacity, nodes)),
                 request.facts,
                 source=request.source,
                 choices=request.choices(),
@@ -225,3 +215,16 @@ class ActiveRun:
         except SwactorError as error:
             return PlanFailed(error.line)
         return PlanBuilt(plan)
+
+    def _capacity(self, node: NodeAvailable) -> NodeCapacity:
+        """What the node said of itself in the planner's words."""
+        say, said, free = self._request.worker_memory, node.worker, node.worker.get("free_bytes")
+        return NodeCapacity(
+            node.node_id,
+            node.memory_bytes,
+            None if say is None else say(said),
+            self._home.names.get(node.node_id, node.name),
+            str(said.get("worker", "")),
+            free if isinstance(free, int) else None,
+            str(said.get("machine", "")),
+        )

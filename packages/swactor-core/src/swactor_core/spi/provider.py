@@ -35,6 +35,8 @@ class WorkerMemory:
     stage's; `process` what the process takes by itself, at its largest, 0 where the device's memory is
     another. `in_file` says that weights may stay pages of the model's file, which the kernel drops when
     memory is short and reads again: a stage that is larger than the memory is slow then, and lives.
+    `in_memory` is what a worker takes instead that follows a plan's `weights_in_memory`; None of one that
+    does the same whatever the plan says.
     """
 
     layers: tuple[int, ...]
@@ -44,6 +46,11 @@ class WorkerMemory:
     scratch: int = 0
     process: int = 0
     in_file: bool = False
+    in_memory: WorkerMemory | None = None
+
+    def planned(self, *, weights_in_memory: bool) -> WorkerMemory:
+        """What it takes in a run whose plan says so."""
+        return (self.in_memory or self) if weights_in_memory else self
 
 
 class WorkerMemoryOf(Protocol):

@@ -38,7 +38,8 @@ class StepError(SwactorError):
 class StageConfig:
     """What ConfigureRole's `config` holds. `max_context` is the rows of the KV cache (prompt plus max_tokens,
     capped by the model's context), `prefill_chunk` the rows of one step at most; objects come in as
-    `input_spec` and leave as `output_spec`."""
+    `input_spec` and leave as `output_spec`. With `weights_in_memory` the plan lets all stages of the run hold
+    their weights in memory of their own, outside of the model's file; without it none may choose to."""
 
     manifest: StageManifest
     max_context: int
@@ -47,6 +48,7 @@ class StageConfig:
     output_spec: ObjectSpec
     sampling: SamplingPolicy
     token_output_policy: TokenOutputPolicy
+    weights_in_memory: bool = False
 
 
 @frozen
@@ -93,7 +95,7 @@ class StageRole(Protocol):
     def facts(self) -> Mapping[str, str]:
         """How this role computes, a few short words for the result of a run: `numerics` is `exact` where
         weights mean what dequantising them means and activations are f32, `fast` where any product rounds
-        activations, `kernels` whose they are."""
+        activations, `kernels` whose they are, `weights` where it has choices how these are held."""
 
     def execute(self, step: StepInput, should_abort: Callable[[], bool]) -> tuple[Any, int]:
         """Runs one step over the input's rows and returns (allocation, extent) of the output object.
@@ -110,7 +112,8 @@ class WorkerBackend(Protocol):
     @property
     def bridge(self) -> DeviceBridge: ...
     def facts(self) -> dict[str, Any]:
-        """Small JSON facts for WorkerReady: device, versions, free memory where known."""
+        """Small JSON facts for WorkerReady: device, versions; `settings`, which `Provider.memory` is asked
+        with; `free_bytes` of this machine's memory where the device computes in that."""
 
     def configure(
         self,
