@@ -181,6 +181,7 @@ def test_a_plan_says_where_weights_will_be(
     at most. What is free on other machines only a run asks."""
     model = TINY.parent / "variants" / "qwen2-mixed.gguf"
     options: tuple[object, ...] = ("--worker-option", f"kernels={kernels}")
+    monkeypatch.setattr("swactor_worker_tinygrad.memory.WORTH_PACKING", 0)
     monkeypatch.setattr(free_memory, "available_memory", lambda: 1 << 40)
 
     def made(weights: str, *others: object) -> dict[str, Any]:

@@ -62,6 +62,7 @@ def test_what_cannot_be_tuned_is_said(call: Any, arguments: tuple[str, ...], cod
 def test_auto_is_what_a_run_here_would_make_of_it(
     call: Any, monkeypatch: pytest.MonkeyPatch, free: int, weights: str
 ) -> None:
+    monkeypatch.setattr("swactor_worker_tinygrad.memory.WORTH_PACKING", 0)
     monkeypatch.setattr(free_memory, "available_memory", lambda: free)
     option = ("--worker-option", "weights=auto", "--json")
     records = tuned(call("tune", TINY.parent / "quants" / "Q8_0.gguf", "--nodes", 2, *option))

@@ -73,9 +73,12 @@ def test_weights_are_the_file_s_unless_some_are_laid_out_anew(
 
 @pytest.mark.parametrize("settings", [{}, {"kernels": "graph"}, {"device": "CUDA"}, {"numerics": "fast"}])
 @pytest.mark.parametrize("name", ["variants/qwen2-mixed", "quants/Q4_K_M", "tiny/qwen3moe", "tiny/llama-gqa"])
-def test_auto_has_both_accounts_where_both_can_be(name: str, settings: dict[str, str]) -> None:
+def test_auto_has_both_accounts_where_both_can_be(
+    name: str, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And only one where the plan's word changes nothing: graphs, other devices, fast numerics, and a model
     of which nothing is laid out anew."""
+    monkeypatch.setattr("swactor_worker_tinygrad.memory.WORTH_PACKING", 0)
     path = DATA.parent / f"{name}.gguf"
     auto, packed = (said(path, **settings, weights=weights) for weights in ("auto", "packed"))
     if "numerics" in settings:
@@ -301,9 +304,15 @@ def written(
     [("mapped", None, False), ("packed", None, True), ("auto", 1 << 40, True), ("auto", 1 << 20, False)],
 )
 def test_a_tied_table_of_many_words_is_held_once(
-    weights: str, free: int | None, packed: bool, environment: dict[str, str], tmp_path: Path
+    weights: str,
+    free: int | None,
+    packed: bool,
+    environment: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Most of the model is the table, which is looked up in and projected with: 70 MiB."""
+    monkeypatch.setattr("swactor_worker_tinygrad.memory.WORTH_PACKING", 64 << 20)
     path = written(tmp_path / "words.gguf", "llama", hidden=256, wide=512, vocabulary=262144, layers=2)
     ((planned, held),) = planned_and_held(path, environment, prompt=200, tokens=8, free=free, weights=weights)
     within_a_tenth(planned, held)

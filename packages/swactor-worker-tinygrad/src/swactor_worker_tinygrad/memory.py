@@ -21,6 +21,8 @@ from swactor_worker_tinygrad.stage_tensors import StageTensors, check_model
 from swactor_worker_tinygrad.tensor_types import GRAPH_TYPES, NATIVE_TYPES, PACKED_TYPES
 
 LANES = 16  # rows that are packed side by side
+# With `weights=auto`: a smaller model starts later by what hundreds of its tokens gain (docs/performance.md).
+WORTH_PACKING = 256 << 20
 _MIB = 1 << 20
 # Interpreter, libraries, and what configuring adds to them: measured, the same for every model and in a first
 # start, whose kernels are built and whose graphs are captured in processes of their own.
@@ -63,7 +65,10 @@ def model_memory(
     if wanted.weights == "mapped" or not native or not packed_weights(tensors):
         return mapped
     packed = _packed(mapped, tensors)
-    return packed if wanted.weights == "packed" else replace(mapped, in_memory=packed)
+    if wanted.weights == "packed":
+        return packed
+    worth = sum(ref.nbytes for ref in packed_weights(tensors)) >= WORTH_PACKING
+    return replace(mapped, in_memory=packed) if worth else mapped
 
 
 def _packed(memory: WorkerMemory, tensors: StageTensors) -> WorkerMemory:
