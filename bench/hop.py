@@ -27,28 +27,27 @@ HERE = Path(__file__).parent
 WAY = (
     ("first", "endpoint>", "", ""),
     ("first", "send>", "orchestrator: token to datagram", "actors, ring, QUIC"),
-    ("first", "send<", "system call of the datagram", "kernel"),
-    ("node", "read>", "datagram to the node's loop", "wake"),
+    ("node", "read>", "system call, datagram to the node's loop", "kernel, wake"),
     ("node", "pump>", "datagram to the ring", "QUIC"),
     ("node", "command>", "ring to the hint", "actors, ring, QUIC"),
-    ("node", "command<", "hint written", "NDJSON"),
-    ("worker", "wait<", "hint to the worker", "wake"),
+    ("worker", "wait<", "hint written, to the worker", "NDJSON, wake"),
     ("worker", "flush<", "ring to device, ObjectLoaded", "worker"),
     ("node", "events>", "ObjectLoaded to the node's loop", "wake"),
     ("node", "command>", "ObjectLoaded to ExecuteStep", "NDJSON, actors"),
-    ("node", "command<", "ExecuteStep written", "NDJSON"),
-    ("worker", "wait<", "ExecuteStep to the worker", "wake"),
+    ("worker", "wait<", "ExecuteStep written, to the worker", "NDJSON, wake"),
     ("worker", "wait<", "ExecuteStep to the role code", "worker"),
     ("worker", "flush>", "role code, output to the ring", "compute"),
     ("node", "events>", "hint to the node's loop", "wake"),
     ("node", "pump>", "hint to the pump", "NDJSON, actors"),
     ("node", "send>", "ring to datagram", "QUIC"),
-    ("node", "send<", "system call of the datagram", "kernel"),
-    ("first", "read>", "datagram to the orchestrator's loop", "wake"),
+    ("first", "read>", "system call, datagram to the orchestrator", "kernel, wake"),
     ("first", "pump>", "datagram to the ring", "QUIC"),
     ("first", "endpoint>", "ring to the token", "actors, ring, QUIC"),
 )
-"""(process, stamp, what lies between the stamp before and this one, its part), in the order of one token."""
+"""(process, stamp, what lies between the stamp before and this one, its part), in the order of one token.
+
+Where somebody is told something, the stamp before it is that of the one who tells: whom a system call wakes
+may run before it returns."""
 
 
 def model_of(worker: str, name: str) -> tuple[str, str]:
@@ -160,7 +159,7 @@ def main() -> None:
     for index, (_, _, what, part) in enumerate(WAY[1:], 1):
         middle = statistics.median((way[index] - way[index - 1]) / 1e3 for way in found)
         parts[part] = parts.get(part, 0.0) + middle
-        print(f"{middle:9.0f} us  {what:38} {part}")
+        print(f"{middle:9.0f} us  {what:42} {part}")
     print()
     for part, total in sorted(parts.items(), key=lambda entry: -entry[1]):
         print(f"{total:9.0f} us  {part}")
