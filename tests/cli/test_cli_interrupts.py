@@ -56,6 +56,19 @@ def main():
 swactor_cli.app.main = main
 swactor_cli.entry.main()
 """
+# Interrupts itself when a node process has begun, and says at its end which it did not wait for.
+IN_A_START = """
+import asyncio, atexit, os, signal, sys
+import swactor_cli.entry
+start, begun = asyncio.create_subprocess_exec, []
+async def interrupted(*arguments, **options):
+    begun.append(await start(*arguments, **options))
+    os.kill(os.getpid(), signal.SIGINT)
+    return begun[-1]
+asyncio.create_subprocess_exec = interrupted
+atexit.register(lambda: print(len(begun), *(process.returncode for process in begun)))
+swactor_cli.entry.main()
+"""
 COMMANDS = {
     "version": ("version",),
     "plan": ("plan", str(TINY)),
@@ -92,6 +105,14 @@ def test_an_interrupt_at_any_import_ends_the_command_without_a_word(home: Path, 
 def test_an_interrupt_that_python_would_only_print_ends_the_command(home: Path, source: str) -> None:
     said = python(source)
     assert (said.returncode, said.stdout, said.stderr) == (130, "", "")
+
+
+def test_an_interrupt_while_node_processes_begin_loses_none(home: Path) -> None:
+    said = python(IN_A_START, *COMMANDS["run"])
+    assert (said.returncode, said.stderr.strip()) == (130, ""), said
+    count, *codes = said.stdout.split()
+    assert int(count) > 0
+    assert codes == ["-9"] * int(count)
 
 
 def test_a_command_that_was_started_deaf_stays_deaf(home: Path) -> None:

@@ -8,9 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """A Ctrl-C that comes meanwhile is heard when this ends. For what is short and would be half begun: an
+    event loop, a process that nobody holds yet."""
+    before, came = signal.getsignal(signal.SIGINT), 0
+
+    def count(*_: object) -> None:
+        nonlocal came
+        came += 1
+
+    if not callable(before):  # it is ignored
+        yield
+        return
+    signal.signal(signal.SIGINT, count)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 class Interrupts:

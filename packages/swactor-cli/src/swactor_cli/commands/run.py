@@ -43,7 +43,7 @@ from swactor_core.values import frozen
 from swactor_cli.answer import Answer
 from swactor_cli.checks import check_udp
 from swactor_cli.errors import ExitCode
-from swactor_cli.interrupts import Interrupts
+from swactor_cli.interrupts import Interrupts, held
 from swactor_cli.keys import orchestrator_key_file
 from swactor_cli.models import Room, check_memory_here, has_tokenizer, open_model, tokenizer_of
 from swactor_cli.output import Output, OutputLost
@@ -128,7 +128,8 @@ def run(options: RunOptions, output: Output) -> ExitCode:
             if uses_udp(plugins, choice) and (udp := check_udp()).status is CheckStatus.FAIL:
                 raise ResourceError(udp.detail, hint=udp.remedy)  # its nodes would wait for one another
             closing.callback(lambda: runner.run(ahead.close()))
-            runner.run(ahead.start(nodes))
+            with held():
+                runner.run(ahead.start(nodes))
         tokenizer = tokenizer_of(model, options.pre)
         local = file is None
         request = _request(options, model, tokenizer, _uri(path, options.model, local=local))
