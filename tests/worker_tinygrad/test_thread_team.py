@@ -114,19 +114,21 @@ def asleep(thread: int) -> bool:
     return Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
-def test_helpers_sleep_between_lists_and_end_with_the_team(kernels: Any) -> None:
+@pytest.mark.parametrize("threads", [3, 16])
+def test_helpers_sleep_between_lists_and_end_with_the_team(kernels: Any, threads: int) -> None:
     before = set(threading.enumerate())
-    team = Team(kernels, 3)
+    team = Team(kernels, threads)
     helpers = [thread for thread in threading.enumerate() if thread not in before]
-    assert len(helpers) == 2
+    assert len(helpers) == threads - 1
     work = Work(kernels, 48)
     prepared = team.prepare(work.entries(48))
     for _ in range(5):
         work.run(team, prepared)
         identities = [helper.native_id or 0 for helper in helpers]
-        while not all(map(asleep, identities)):
+        spent: list[float] = []
+        while spent != (now := [seconds_of(each) for each in identities]) or not all(map(asleep, identities)):
+            spent = now
             os.sched_yield()
-        spent = [seconds_of(each) for each in identities]
         for _ in range(1000):
             os.sched_yield()
         assert [seconds_of(each) for each in identities] == spent

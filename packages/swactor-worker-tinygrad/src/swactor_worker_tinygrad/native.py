@@ -21,7 +21,7 @@ from swactor_worker_tinygrad.machine_code import NativeFunction
 
 # as `native/run.c` has them
 ENTRY_WORDS = 21
-MOST_PARTS = 4095
+MOST_PARTS = 1023
 _ALONE, _CALL, _END = 0, 1, 2
 _FIRST = ctypes.c_uint64(0)
 # ggml type -> the macro of its block in `native/types.h`

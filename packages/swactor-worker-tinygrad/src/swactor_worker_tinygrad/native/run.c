@@ -12,8 +12,8 @@
  * A group's kernels are cut into as many parts, and who takes a part does it for each kernel in turn: a kernel may read
  * what the kernels before it in the group wrote in the same part, and nothing else that they write.
  *
- * `open` is (number of the group since the start) * 2^12 + parts, a member's `ticket` is (number of the group that it
- * was last used for) * 2^24 + first part of the share that is left * 2^12 + end of it. A ticket never comes again, and a
+ * `open` is (number of the group since the start) * 2^10 + parts, a member's `ticket` is (number of the group that it
+ * was last used for) * 2^20 + first part of the share that is left * 2^10 + end of it. A ticket never comes again, and a
  * group is closed only when all its parts are done, those of every share: a thread that has taken a part of group n
  * knows that n is open, that `entry` is its, and that its list lives until that part is done. `done` counts the parts
  * that the member has done since the start.
@@ -23,7 +23,8 @@
  * a: entries (address of the kernel, kernels of the group that it begins, parts, then 18 arguments each), how many,
  * address of the team, and ALONE, CALL (the helpers) or END (of the helpers, without a list). */
 #define ENTRY_WORDS 21
-#define PART_BITS 12
+/* so that 44 bits count groups, which lasts for years of steps without a pause */
+#define PART_BITS 10
 #define PART_MASK ((1 << PART_BITS) - 1)
 #define ALONE 0
 #define CALL 1
@@ -136,8 +137,10 @@ INLINE void help(struct team *team, u64 thread) {
     } else {
       __atomic_add_fetch(&team->sleeping, 1, __ATOMIC_SEQ_CST);
       team->system(SYSTEM_FUTEX, &team->state, FUTEX_WAIT_PRIVATE, IDLE, (void *)0);
-      /* thread 0 has woken one: each wakes two others */
-      if (__atomic_sub_fetch(&team->sleeping, 1, __ATOMIC_SEQ_CST)) wake(team, 2);
+      /* thread 0 has woken one: each wakes two others; after the list none, or they would go on for ever */
+      if (__atomic_sub_fetch(&team->sleeping, 1, __ATOMIC_SEQ_CST) &&
+          __atomic_load_n(&team->state, __ATOMIC_SEQ_CST) == RUNNING)
+        wake(team, 2);
       spin = 0;
     }
   }
