@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from swactor_core.free_memory import (
     rest_in_words,
     rest_of_groups,
     swap_of_groups,
+    within_limits,
 )
 
 
@@ -158,6 +160,28 @@ def test_swap_is_what_machine_and_control_groups_leave_of_it(
     assert available_swap() == 1024
     files(monkeypatch, {})
     assert available_swap() == 0
+
+
+@pytest.mark.parametrize(
+    ("overcommit", "data", "space", "rest"),
+    [
+        ("0", -1, -1, 9000),
+        ("1", -1, -1, 9000),
+        ("2", -1, -1, 4096),
+        ("0", 700, -1, 700),
+        ("0", -1, 600, 600),
+        ("2", 1 << 40, 1 << 40, 4096),
+    ],
+)
+def test_memory_of_its_own_is_bounded_where_pages_of_files_are_not(
+    monkeypatch: pytest.MonkeyPatch, overcommit: str, data: int, space: int, rest: int
+) -> None:
+    limits = {resource.RLIMIT_DATA: data, resource.RLIMIT_AS: space}
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limits[which], -1))
+    meminfo = "CommitLimit: 10 kB\nCommitted_AS: 6 kB\n"
+    files(monkeypatch, {"/proc/meminfo": meminfo, "/proc/sys/vm/overcommit_memory": overcommit})
+    assert within_limits(9000) == rest
+    assert within_limits(None) is None
 
 
 def test_a_machine_without_proc_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,6 +163,15 @@ def test_what_makes_new_objects_of_old_ones_works(make: Any) -> None:
     assert first.names is not second.names
 
 
+@pytest.mark.parametrize("make", OURS)
+def test_what_is_not_made_as_dataclasses_would_is_refused(make: Any) -> None:
+    for odd in (field(init=False, default=1), field(hash=False)):
+        with pytest.raises(TypeError, match="odd: InitVar, init=False and hash= are not known here"):
+            make(type("Odd", (), {"__annotations__": {"odd": "int"}, "odd": odd}))
+    with pytest.raises(TypeError, match="odd: InitVar"):
+        make(type("Odd", (), {"__annotations__": {"odd": "InitVar[int]"}}))
+
+
 @frozen
 class Kept:
     left: int

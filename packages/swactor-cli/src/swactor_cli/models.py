@@ -30,6 +30,11 @@ class Room:
     swap: int = field(default_factory=lambda: free_memory.available_swap())
     where: str = field(default_factory=lambda: free_memory.rest_in_words())
 
+    @property
+    def own(self) -> int | None:
+        """Of `free` what processes may take beside pages of files."""
+        return free_memory.within_limits(self.free)
+
 
 def open_model(
     loader: Loader, name: str, output: Output, *, before_fetch: Callable[[], object] = lambda: None

@@ -6,6 +6,7 @@ Knows what Linux says of it (proc(5), cgroup v2 and v1). Must not know what the 
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 from swactor_core.control_groups import GROUP_ROOT, groups_of, membership, number_in
@@ -13,6 +14,7 @@ from swactor_core.control_groups import GROUP_ROOT, groups_of, membership, numbe
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _MEMINFO = Path("/proc/meminfo")
 _MOUNTS = Path("/proc/self/mountinfo")
+_OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 _NO_LIMIT = 1 << 60
 """Version 1 has a number of this size where nothing is bounded."""
 _ZFS = Path("/proc/spl/kstat/zfs/arcstats")
@@ -29,6 +31,20 @@ def machine_rest() -> int | None:
     it gives back as the page cache does and the estimate does not know of."""
     rest = _said_by_kernel("MemAvailable")
     return None if rest is None else rest + _given_back_by_zfs()
+
+
+def within_limits(free: int | None) -> int | None:
+    """Of `free` bytes those that may be taken as memory of a process's own: pages of a mapped file stay
+    outside of what the kernel promises where it promises no more than it has (proc_sys_vm(5),
+    overcommit_memory 2), and of RLIMIT_DATA (getrlimit(2))."""
+    if free is None:
+        return None
+    limits = [resource.getrlimit(which)[0] for which in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
+    rests = [limit for limit in limits if limit != resource.RLIM_INFINITY]
+    most, promised = _said_by_kernel("CommitLimit"), _said_by_kernel("Committed_AS")
+    if number_in(_OVERCOMMIT) == 2 and most is not None and promised is not None:
+        rests.append(max(0, most - promised))
+    return min([free, *rests])
 
 
 def machine() -> str:

@@ -3,13 +3,14 @@
 `dataclasses` writes six methods of a class as text and compiles each, 0.4 ms a class, which was half of what
 a node process did before anybody could tell it anything. Here only `__init__` is written so, and not before
 an object is made: a process makes none of most of its classes. The rest is as `dataclass(slots=True)` has it,
-but for fields that are no parameter of `__init__`, which nobody here has. Knows no class that it makes.
+but that fields are refused which are no parameter of `__init__` or have a rule of their own for the hash.
+Knows no class that it makes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
+from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
 from operator import attrgetter
 from typing import Any, NoReturn, TypeVar, dataclass_transform
 
@@ -33,6 +34,10 @@ def _made(kind: type[T], *, frozen: bool) -> type[T]:
     if kind.__doc__ is None:
         kind.__doc__ = kind.__name__  # else a signature is written for it
     made = dataclass(init=False, repr=False, eq=False, slots=True)(kind)
+    if odd := [each.name for each in vars(made)["__dataclass_fields__"].values() if _is_odd(each)]:
+        raise TypeError(
+            f"{made.__qualname__}: {', '.join(odd)}: InitVar, init=False and hash= are not known here"
+        )
     members = {"__init__": _initialiser_to_be(made, frozen=frozen), "__repr__": _text, **_comparison(made)}
     if frozen:
         members |= {"__setattr__": _refuse_to_set, "__delattr__": _refuse_to_delete}
@@ -41,6 +46,10 @@ def _made(kind: type[T], *, frozen: bool) -> type[T]:
         if vars(made).get(name) is None:  # a class with an equality of its own has None for a hash
             setattr(made, name, member)
     return made
+
+
+def _is_odd(one: Field[Any]) -> bool:
+    return not one.init or one.hash is not None or "InitVar" in str(one.type)
 
 
 def _initialiser_to_be(made: type[Any], *, frozen: bool) -> Callable[..., None]:

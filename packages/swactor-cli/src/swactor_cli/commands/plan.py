@@ -83,7 +83,7 @@ def plan(options: PlanOptions, output: Output) -> ExitCode:
         )
         extra = _worker_memory(model, worker, choices, settings=settings, output=output)
         room = Room()
-        free = room.free if file is None else None  # what is free on other machines, only a run asks
+        free = room.own if file is None else None  # what is free on other machines, only a run asks
         inventory = tuple(
             NodeCapacity(node_id, memory, extra, names[node_id], free_bytes=free)
             for node_id, memory in declared.items()

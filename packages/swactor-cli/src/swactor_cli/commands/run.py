@@ -144,7 +144,7 @@ def run(options: RunOptions, output: Output) -> ExitCode:
             plugins, choice, whole, positions=positions, prefill_chunk=request.prefill_chunk
         )
         mine = say({"worker": plugins.select(Kind.WORKER, choice.worker).name, "settings": worker})
-        free = room.free if file is None else None
+        free = room.own if file is None else None
         plan = _check_plan(
             request,
             [

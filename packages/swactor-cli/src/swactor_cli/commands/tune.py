@@ -65,7 +65,7 @@ def tune(options: TuneOptions, output: Output) -> ExitCode:
         choices = RuntimeChoices(prompt=(0,), max_tokens=options.tokens - 1, prefill_chunk=chunk)
         positions = positions_of(model.facts, choices)
         say = memory_of_workers(plugins, choice, whole, positions=positions, prefill_chunk=chunk)
-        mine, free = say({"worker": choice.worker, "settings": settings}), Room().free
+        mine, free = say({"worker": choice.worker, "settings": settings}), Room().own
         made = plan_run(
             tuple(
                 NodeCapacity(NodeId(index + 1), None, mine, name, free_bytes=free)

@@ -354,4 +354,4 @@ def _with_memory(available: NodeAvailable) -> NodeAvailable:
     facts = available.worker
     if "free_bytes" not in facts or (free := free_memory.available_memory()) is None:
         return available
-    return replace(available, worker={**facts, "free_bytes": free})
+    return replace(available, worker={**facts, "free_bytes": free_memory.within_limits(free)})
