@@ -170,7 +170,9 @@ class QuicTransport:
                 )
             if state.link is None and now >= state.not_before:
                 address = await self._resolve(peer, where, until - now)
-                if state.link is None and not self._closing and self._peers.usable(key) is None:
+                # Meanwhile the peer may have got another record, or been removed.
+                current = self._peers.get(node_id) == peer and self._dialling.get(key) is state
+                if current and state.link is None and not self._closing and self._peers.usable(key) is None:
                     state.link = self._dial(peer, alpn, address)
                 continue
             attempt = state.link
