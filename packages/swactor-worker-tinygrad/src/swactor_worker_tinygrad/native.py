@@ -89,12 +89,12 @@ _HEADERS = {
 }
 
 
-def matmul_words(columns: int, tokens: int, threads: int) -> int:
+def matmul_words(columns: int, tokens: int, *, threads: int) -> int:
     """f32 words of scratch that any matmul needs for `tokens` rows of `columns` values."""
     return threads * (18 * columns + tokens * columns // LANES)
 
 
-def expert_words(columns: int, slots: int, threads: int) -> int:
+def expert_words(columns: int, slots: int, *, threads: int) -> int:
     """f32 words of scratch that `experts.c` needs for a chunk's slots and experts of `columns` values."""
     return threads * _PANEL * (columns + slots)
 
