@@ -15,7 +15,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from swactor_core.errors import ResourceError, SwactorError
+from swactor_core.errors import ResourceError, SwactorError, remedy_of_lack
 from swactor_core.faults import RoleFailure
 from swactor_core.free_memory import available_memory, available_swap, rest_in_words
 from swactor_core.memory import F32_BYTES
@@ -452,7 +452,8 @@ def _role_error(error: Exception) -> RoleError:
             f"compiled kernels cannot be kept in {path!r}: {error}",
             hint=_remedy_of_data_base(path, getattr(error, "sqlite_errorcode", 0) & 0xFF),
         )
-    return RoleError(RoleFailure.BACKEND_ERROR, f"{type(error).__name__}: {error}")
+    said = f"{type(error).__name__}: {error}"
+    return RoleError(RoleFailure.BACKEND_ERROR, said, hint=remedy_of_lack(error))
 
 
 def _remedy_of_data_base(path: str, code: int) -> str:
