@@ -19,7 +19,7 @@ def tied_to_parent(parent: int) -> bool:
     """SIGKILL for this process when its parent ends; False when that has ended already.
 
     `parent` is the pid that started this process (prctl(2): the setting is not inherited by children). The
-    kernel watches the thread that started it, so parents start it from their main thread.
+    kernel watches the thread that started it, so parents start it from their main thread. Raises OSError.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
