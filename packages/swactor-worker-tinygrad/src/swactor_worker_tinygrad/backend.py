@@ -368,7 +368,7 @@ class TinygradBackend:
         if cache + packed > free + (swap := available_swap()):
             held = f"a KV cache of {cache} bytes" + f" and packed weights of {packed}" * bool(packed)
             paged = f", and {swap} of swap" * bool(swap)
-            optional = bool(packed) and self.settings.numerics is Numerics.EXACT
+            optional = bool(packed) and self.settings.numerics == "exact"
             raise _no_memory(
                 f"{held}, and {free} bytes are left {rest_in_words()}{paged}",
                 hint="use the worker option weights=mapped, or " * optional + _LESS_MEMORY,

@@ -118,9 +118,11 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         if not pool.local:
             seed = load_or_create_seed(orchestrator_key_file())
             closing.enter_context(key_in_use(orchestrator_key_file()))
-        display, interrupts = Display(output, answer), Interrupts()
-        interrupts.catch()
         make_session = partial(_session, options, pool, side, seed=seed, ahead=ahead)
+
+        display = Display(output, answer)
+        interrupts = Interrupts()
+        interrupts.catch()
         result = runner.run(_drive(make_session, request, display, side, output, interrupts))
         side.finish()
         return _finish(result, display, side, output)
