@@ -19,7 +19,7 @@ from swactor_core.plan import TokenOutputPolicy
 from swactor_core.spi.worker import LoadProgress, RoleError
 from swactor_worker_tinygrad import backend as worker_backend
 from swactor_worker_tinygrad import memory, stage_tensors
-from swactor_worker_tinygrad.settings import WeightsChoice
+from swactor_worker_tinygrad.settings import KernelChoice, Numerics, WeightsChoice
 
 MODEL = DATA / "llama-gqa.gguf"
 
@@ -329,7 +329,9 @@ def test_every_type_is_computed_natively(backend: Any, tmp_path: Path, name: str
     np.testing.assert_allclose(rows[0], rows[1], rtol=1e-4, atol=1e-4 * np.abs(rows[1]).max())
 
 
-@pytest.mark.parametrize(("setting", "value"), [("kernels", "native"), ("numerics", "fast")])
+@pytest.mark.parametrize(
+    ("setting", "value"), [("kernels", KernelChoice.NATIVE), ("numerics", Numerics.FAST)]
+)
 def test_native_kernels_are_refused_where_there_are_none(
     backend: Any, monkeypatch: pytest.MonkeyPatch, setting: str, value: str
 ) -> None:
