@@ -1,4 +1,8 @@
-"""`swactor-cli run`: a prompt through a pipeline, on a local pool of node processes or on a cluster."""
+"""`swactor-cli run`: a prompt through a pipeline, on a local pool of node processes or on a cluster.
+
+Knows the order in which a run is prepared, and what is said of its end. Must not know how a run is decided or
+what its nodes do: a session is all that it sees of them.
+"""
 
 from __future__ import annotations
 

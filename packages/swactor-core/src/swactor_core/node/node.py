@@ -1,7 +1,8 @@
 """Assembly of one node (spec sections 5 and 8): all of `NodeAvailable`, in the order of `machines/node.py`.
 
 The adapter of NodeLife: starts transport and membership, connects membership to the transport's peers, hands
-commands from the orchestrator to the stage host. Ends with ExitProcess, always within its bounds.
+commands from the orchestrator to the stage host. Ends with ExitProcess, always within its bounds. Must not
+know how a run is decided, nor what a plug-in does inside.
 """
 
 from __future__ import annotations

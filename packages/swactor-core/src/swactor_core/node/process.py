@@ -1,4 +1,7 @@
-"""Life ties of a process to its parent: dies with it, and is deaf to the terminal's Ctrl-C when managed."""
+"""Life ties of a process to its parent: dies with it, and is deaf to the terminal's Ctrl-C when managed.
+
+Knows prctl, signals and `/proc` of Linux. Must not know what the process does.
+"""
 
 from __future__ import annotations
 
