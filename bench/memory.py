@@ -19,13 +19,15 @@ from pathlib import Path
 from kinds import settings_of
 from swactor_core.ids import NodeId, RunId
 from swactor_core.machines.provisioning import provision_stage
-from swactor_core.plan import GgufSource
+from swactor_core.memory import StageMemory
+from swactor_core.plan import GgufSource, RunPlan, StagePlan
 from swactor_core.planner import EdgeIdAllocator, NodeCapacity, RuntimeChoices, plan_run, stage_memory
 from swactor_core.plugins import load_plugins
 from swactor_core.spi.provider import Kind
 from swactor_loader_gguf.loader import GgufLoader
+from swactor_loader_gguf.model import GgufModel
 from swactor_testing import worker_kit
-from swactor_testing.resident import held_by_stage
+from swactor_testing.resident import Resident, held_by_stage
 
 
 def main() -> None:
@@ -74,28 +76,47 @@ def main() -> None:
                 plan, facts, prefill_chunk=options.chunk, workers=[more] * len(plan.stages)
             )
             for stage, memory in zip(plan.stages, memories, strict=True):
-                layers = stage.layer_start, stage.layer_end_exclusive
-                manifest = model.manifest(*layers)
-                provision = provision_stage(plan, stage, prefill_chunk=options.chunk)
-                for shown in (False, True):
-                    if options.cold:
-                        environment["XDG_CACHE_HOME"] = tempfile.mkdtemp(dir=folder)
-                    ready, held = held_by_stage(
-                        provision, manifest, settings,
-                        worker="tinygrad", prompt=options.prompt, tokens=options.tokens if shown else 2,
-                        environment=environment,
-                    )  # fmt: skip
-                parts = (memory.weights, memory.kv, memory.scratch, memory.copies, memory.process)
-                pages = (held.file, held.buffers, held.anonymous, held.libraries)
-                said = " ".join(f"{part / 2**20:7.1f}" for part in (*parts, sum(parts), held.total))
-                of_held = " ".join(f"{part / 2**20:8.1f}" for part in pages)
-                print(
-                    f"{kind:19} {stage.stage_index:5} {layers[0]:3}-{layers[1] - 1:<3} {said}"
-                    f" {sum(parts) / held.total - 1:+5.0%} {held.peak / 2**20:7.1f} {of_held}"
-                    f" {ready.total / 2**20:6.1f}",
-                    flush=True,
-                )
+                ready, held = measured(
+                    plan, stage,
+                    model=model, options=options, settings=settings, environment=environment, folder=folder,
+                )  # fmt: skip
+                print(row(kind, stage, memory, ready, held), flush=True)
     model.close()
+
+
+def measured(
+    plan: RunPlan,
+    stage: StagePlan,
+    *,
+    model: GgufModel,
+    options: argparse.Namespace,
+    settings: dict[str, object],
+    environment: dict[str, str],
+    folder: str,
+) -> tuple[Resident, Resident]:
+    """What a worker of this stage holds when it is ready, and behind its last token: of the second of two."""
+    manifest = model.manifest(stage.layer_start, stage.layer_end_exclusive)
+    provision = provision_stage(plan, stage, prefill_chunk=options.chunk)
+    for tokens in (2, options.tokens):
+        if options.cold:
+            environment["XDG_CACHE_HOME"] = tempfile.mkdtemp(dir=folder)
+        found = held_by_stage(
+            provision, manifest, settings,
+            worker="tinygrad", prompt=options.prompt, tokens=tokens, environment=environment,
+        )  # fmt: skip
+    return found
+
+
+def row(kind: str, stage: StagePlan, memory: StageMemory, ready: Resident, held: Resident) -> str:
+    """A line of the table, in MiB but for how far the plan is off."""
+    parts = (memory.weights, memory.kv, memory.scratch, memory.copies, memory.process)
+    pages = (held.file, held.buffers, held.anonymous, held.libraries)
+    said = " ".join(f"{part / 2**20:7.1f}" for part in (*parts, sum(parts), held.total))
+    of_held = " ".join(f"{part / 2**20:8.1f}" for part in pages)
+    return (
+        f"{kind:19} {stage.stage_index:5} {stage.layer_start:3}-{stage.layer_end_exclusive - 1:<3} {said}"
+        f" {sum(parts) / held.total - 1:+5.0%} {held.peak / 2**20:7.1f} {of_held} {ready.total / 2**20:6.1f}"
+    )
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ def test_pages_that_the_kernel_does_not_have_are_a_resource_error() -> None:
     try:
         os.ftruncate(fd, 1 << 41)
         with pytest.raises(ResourceError, match="pages for a ring of 4194304 bytes") as caught:
-            memory.reserve(fd, 1 << 40, 4 << 20)
+            memory.reserve(fd, 1 << 40, length=4 << 20)
         assert "ceiling" in caught.value.hint
     finally:
         os.close(fd)
@@ -126,5 +126,5 @@ def test_signals_without_end_do_not_hold_a_reservation_for_ever(monkeypatch) -> 
     monkeypatch.setattr(memory, "lib", Interrupted())
     monkeypatch.setattr(memory, "ffi", Errno())
     with pytest.raises(ResourceError, match="Interrupted system call"):
-        memory.reserve(0, 0, 4096)
+        memory.reserve(0, 0, length=4096)
     assert len(tries) == 64

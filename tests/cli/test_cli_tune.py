@@ -11,6 +11,7 @@ import pytest
 from swactor_cli.commands.tune import _Bar
 from swactor_cli.output import Output
 from swactor_core import free_memory
+from swactor_core.messages import LoadPhase
 from swactor_core.spi.worker import LoadProgress
 
 TINY = Path(__file__).parent.parent / "data" / "tiny"
@@ -37,7 +38,7 @@ def test_people_are_told_what_was_done(call: Any) -> None:
 def test_a_long_search_is_said_once_where_no_bar_is(capsys: pytest.CaptureFixture[str]) -> None:
     bar = _Bar(Output(), 2)
     with bar:
-        for phase in ("weights", "search", "search", "compile"):
+        for phase in (LoadPhase.WEIGHTS, LoadPhase.SEARCH, LoadPhase.SEARCH, LoadPhase.COMPILE):
             bar.show(LoadProgress(phase, 1, 2))
     assert capsys.readouterr().err == "stage 2: searching kernels, which takes minutes\n"
 

@@ -41,6 +41,7 @@ from swactor_core.messages import (
     EndpointsReady,
     InboundEdgeProvision,
     InjectTokens,
+    LoadPhase,
     NodeAvailable,
     NodeFaulted,
     NodeLost,
@@ -282,7 +283,7 @@ PROVISIONED: Steps = [
 
 
 def stage_ready(stage: StageIndex) -> tuple[object, Action]:
-    done = StageProgress(RUN_ID, stage, "ready", 1, 1)
+    done = StageProgress(RUN_ID, stage, LoadPhase.READY, 1, 1)
     return StageReady(RUN_ID, stage), ReportProgress(done)
 
 
@@ -361,6 +362,6 @@ OPERATED: Steps = [*RUNNING, (OperatorStop(), operator())]
 FOREIGN: Steps = [
     (StageReady(RunId(4), FIRST), ()),
     (StageFault(RunId(4), FIRST, STAGE_FAULT), ()),
-    (StageProgress(RunId(4), FIRST, "load", 1, 2), ()),
+    (StageProgress(RunId(4), FIRST, LoadPhase.WEIGHTS, 1, 2), ()),
     (stopped(FIRST, RunId(4)), ()),
 ]

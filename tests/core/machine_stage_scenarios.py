@@ -68,6 +68,7 @@ from swactor_core.messages import (
     DeviceObjectReleased,
     EdgeReady,
     EdgeStopped,
+    LoadPhase,
     ReleaseDeviceObject,
     ReleaseFailed,
     RoleConfigured,
@@ -94,7 +95,7 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
             *PREPARING,
             (ModelFetch(1, 9), progress("download", 1, 9)),
             *OPENED[-1:],
-            (RoleProgress(ROLE, "load", 2, 9), progress("load", 2, 9)),
+            (RoleProgress(ROLE, LoadPhase.WEIGHTS, 2, 9), progress(LoadPhase.WEIGHTS, 2, 9)),
         ],
         S.PREPARING,
     ),
@@ -182,7 +183,7 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
     "late words of an earlier role while it prepares": (
         [
             *OPENED,
-            (RoleProgress(OTHER_ROLE, "load", 1, 2), ()),
+            (RoleProgress(OTHER_ROLE, LoadPhase.WEIGHTS, 1, 2), ()),
             (RoleConfigured(OTHER_ROLE), ()),
             (RoleFailed(OTHER_ROLE, RoleFailure.BACKEND_ERROR), ()),
             (completed(9, role=OTHER_ROLE), ()),

@@ -91,6 +91,7 @@ from swactor_core.messages import (
     EndpointsReady,
     EndpointsStopped,
     InjectTokens,
+    LoadPhase,
     NodeFaulted,
     NodeLost,
     OperatorStop,
@@ -153,8 +154,8 @@ SCENARIOS: dict[str, tuple[Steps, StrEnum]] = {
         [
             *PROVISIONED,
             (
-                StageProgress(RUN_ID, FIRST, "load", 1, 2),
-                (ReportProgress(StageProgress(RUN_ID, FIRST, "load", 1, 2)),),
+                StageProgress(RUN_ID, FIRST, LoadPhase.WEIGHTS, 1, 2),
+                (ReportProgress(StageProgress(RUN_ID, FIRST, LoadPhase.WEIGHTS, 1, 2)),),
             ),
         ],
         S.WAITING_READY,

@@ -23,6 +23,7 @@ from swactor_core.machines.worker_effects import ControlClosed, ExitCode, Malfor
 from swactor_core.messages import (
     ConfigureRole,
     DeviceObjectReleased,
+    LoadPhase,
     ObjectFailed,
     ObjectLoaded,
     ObjectProduced,
@@ -523,12 +524,12 @@ def test_progress_is_limited_but_first_last_and_phases_are_always_told() -> None
     reports = ProgressReports(ROLE, told.append, clock=lambda: now)
     for done in range(1025):
         now = done / 1024
-        reports(LoadProgress("weights", done, 1024))
+        reports(LoadProgress(LoadPhase.WEIGHTS, done, 1024))
     every = int(PROGRESS_INTERVAL * 1024) + 1
     assert [report.done for report in told] == list(range(0, 1025, every))
     assert told[-1].done != 1024
     for done in range(3):
-        reports(LoadProgress("compile", done, 2))
+        reports(LoadProgress(LoadPhase.COMPILE, done, 2))
     reports.finish()
     reports.finish()
     assert [(report.phase, report.done) for report in told[-3:]] == [

@@ -22,6 +22,7 @@ from swactor_core.faults import (
 from swactor_core.machines.worker_effects import ExitCode
 from swactor_core.messages import (
     InitializeWorker,
+    LoadPhase,
     ObjectLoaded,
     ResetRole,
     RingQuiesced,
@@ -119,8 +120,11 @@ def test_progress_is_reported_first_and_last_and_before_role_configured() -> Non
         worker.send(configure(stage_config(1, 3)))
         worker.expect(RoleConfigured)
         progress = [event for event in worker.events if isinstance(event, RoleProgress)]
-        assert progress[0] == RoleProgress(ROLE, "weights", 0, 2)
-        assert progress[-2:] == [RoleProgress(ROLE, "weights", 2, 2), RoleProgress(ROLE, "ready", 1, 1)]
+        assert progress[0] == RoleProgress(ROLE, LoadPhase.WEIGHTS, 0, 2)
+        assert progress[-2:] == [
+            RoleProgress(ROLE, LoadPhase.WEIGHTS, 2, 2),
+            RoleProgress(ROLE, LoadPhase.READY, 1, 1),
+        ]
         assert isinstance(worker.events[-1], RoleConfigured)
 
 

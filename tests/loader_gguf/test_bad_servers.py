@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from remote_support import assert_fetched, failed, opened, whole
 from swactor_core.errors import ModelError
@@ -89,6 +91,25 @@ def test_a_length_that_is_not_the_range_s(small):
     url, _, behaviour = small
     behaviour.longer = 5
     failed(url, ModelFailure.SOURCE_UNREACHABLE)
+
+
+def test_an_answer_that_goes_on_behind_its_range_is_left(small):
+    url, _, behaviour = small
+    behaviour.endless = True
+    assert "more bytes than were asked for" in failed(url, ModelFailure.SOURCE_UNREACHABLE).message
+
+
+def test_bytes_behind_a_range_are_not_written(large, misbehaving, cache):
+    misbehaving.behaviour.content = large
+    model = opened(f"{misbehaving.url}/m.gguf")
+    misbehaving.behaviour.endless = True
+    with contextlib.suppress(ModelError):  # as it happens to be cut into blocks
+        model.fetch(3, 5)
+    assert {path.stat().st_size for path in cache.rglob("m.gguf")} == {len(large)}
+    misbehaving.behaviour.endless = False
+    model.fetch(3, 5)
+    assert_fetched(model, large, 3, 5)
+    model.close()
 
 
 @pytest.mark.parametrize(

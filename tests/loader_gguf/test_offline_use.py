@@ -30,13 +30,6 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
-def large(raw):
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    return raw.large_model(seed)
-
-
-@pytest.fixture
 def served(large, misbehaving, cache):
     """(address, content, server) of a model of sixteen blocks of 1 MiB."""
     misbehaving.behaviour.content = large

@@ -137,6 +137,7 @@ class Behaviour:
     most: int | None = None  # bytes that a range is answered with at most
     lie: Callable[[int, int], tuple[int, int, int]] | None = None  # what Content-Range says
     longer: int = 0  # bytes that Content-Length says too many
+    endless: bool = False  # says no length, and goes on behind the range until nobody reads any more
     location: str | None = None
     hold: threading.Event | None = None  # waited for after half of the body
     held: threading.Event = field(default_factory=threading.Event)
@@ -183,6 +184,9 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("ETag", now.etag)
         for name, value in now.headers.items():
             self.send_header(name, value)
+        if now.endless:
+            self.endless_body(now.content[start:end])
+            return
         self.send_header("Content-Length", str(end - start + now.longer))
         self.end_headers()
         self.body(now, now.content[start:end])
@@ -193,6 +197,16 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", "0")
         self.end_headers()
+
+    def endless_body(self, content: bytes) -> None:
+        server = self.server
+        assert isinstance(server, Misbehaving)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.close_connection = True
+        while not server.stopped.is_set():
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(content), content))
+            server.sent += len(content)
 
     def body(self, now: Behaviour, content: bytes) -> None:
         server = self.server

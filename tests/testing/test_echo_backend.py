@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from swactor_core.errors import ConfigError
 from swactor_core.faults import RoleFailure, StepFailure
-from swactor_core.messages import ObjectLoaded, RoleConfigured, WorkerReady
+from swactor_core.messages import LoadPhase, ObjectLoaded, RoleConfigured, WorkerReady
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.plugins import load_plugins
 from swactor_core.specs import RingDirection
@@ -117,7 +117,10 @@ def test_token_ids_may_have_eight_bytes() -> None:
 def test_progress_counts_layers_and_ends_ready() -> None:
     progress: list[LoadProgress] = []
     role(stage_config(1, 3), progress)
-    assert progress == [*(LoadProgress("weights", n, 2) for n in range(3)), LoadProgress("ready", 1, 1)]
+    assert progress == [
+        *(LoadProgress(LoadPhase.WEIGHTS, n, 2) for n in range(3)),
+        LoadProgress(LoadPhase.READY, 1, 1),
+    ]
 
 
 def test_an_abort_ends_configure_and_execute() -> None:

@@ -215,6 +215,46 @@ async def test_a_host_name_is_resolved(make_node):
     await left.transport.connect(right.node_id, deadline=5)
 
 
+async def test_a_peer_whose_record_changes_while_its_name_is_looked_up_is_not_dialled_as_it_was(
+    make_node, monkeypatch
+):
+    left, right, other = await make_node("left"), await make_node("right"), await make_node("other")
+    asked, go_on = asyncio.Event(), asyncio.Event()
+    endpoint, dialled = left.transport._endpoint, []
+    look_up, dial = endpoint.resolve, left.transport._dial
+
+    async def slowly(host, port):
+        asked.set()
+        await go_on.wait()
+        return await look_up(host, port)
+
+    def noted(peer, alpn, address):
+        dialled.append(peer)
+        return dial(peer, alpn, address)
+
+    monkeypatch.setattr(endpoint, "resolve", slowly)
+    monkeypatch.setattr(left.transport, "_dial", noted)
+    former = right.peer(port=other.transport.port)
+    left.transport.set_peer(former)
+    attempt = asyncio.ensure_future(left.transport.connect(right.node_id, deadline=5))
+    await asyncio.wait_for(asked.wait(), 5)
+    left.transport.set_peer(right.peer())
+    go_on.set()
+    await attempt
+    assert dialled == [right.peer()]
+
+    asked.clear()
+    go_on.clear()
+    left.transport.set_peer(other.peer())
+    attempt = asyncio.ensure_future(left.transport.connect(other.node_id, deadline=5))
+    await asyncio.wait_for(asked.wait(), 5)
+    left.transport.remove_peer(other.node_id)
+    go_on.set()
+    with pytest.raises(TransportError, match="not known"):
+        await attempt
+    assert dialled == [right.peer()]
+
+
 @pytest.mark.parametrize("host", ["::1", "0.0.0.0", "no such host"])
 async def test_an_address_that_cannot_be_dialled_is_named(make_node, host):
     left, right = await make_node("left"), await make_node("right")

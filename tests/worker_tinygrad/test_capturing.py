@@ -12,9 +12,10 @@ import pytest
 from stage_support import DATA, config_of, manifest_of
 from swactor_core.spi.worker import LoadProgress, RoleError
 from swactor_worker_tinygrad import capturing, environment
+from swactor_worker_tinygrad.settings import read_settings
 
 MODEL = DATA / "llama-gqa.gguf"
-GRAPH = environment.read_settings({"kernels": "graph", "search": "off"})
+GRAPH = read_settings({"kernels": "graph", "search": "off"})
 
 FIRST_START = """
 import sys

@@ -16,6 +16,7 @@ from swactor_core.checks import CheckStatus
 from swactor_core.errors import ConfigError, ResourceError
 from swactor_core.orchestrator.requests import PREFILL_CHUNK
 from swactor_worker_tinygrad import doctor, drivers, environment, plugin
+from swactor_worker_tinygrad.settings import read_settings
 
 HERE, DATA = Path(__file__).parent, Path(__file__).parent.parent / "data"
 LIBRARIES = {"driver": "libcuda.so.1", "nvrtc": "libnvrtc.so.12"}
@@ -290,7 +291,7 @@ def test_kernels_are_ptx_where_cuda_cannot_be_compiled(
 ) -> None:
     monkeypatch.setattr(environment, "_prepared", [])
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    settings = environment.read_settings({"device": "CUDA"})
+    settings = read_settings({"device": "CUDA"})
     put(machine / "libcuda.so.1")
     environment.check_machine(settings)
     assert environment.prepare(settings)["DEV"] == "CUDA:PTX"
@@ -298,8 +299,8 @@ def test_kernels_are_ptx_where_cuda_cannot_be_compiled(
     assert environment._selection(settings) == "CUDA:PTX", "NVRTC without CUDA's headers"
     put(machine / "include" / "cuda_fp16.h", b"")
     assert environment._selection(settings) == "CUDA"
-    assert environment._selection(environment.read_settings({"device": "CUDA:1"})) == "CUDA"
-    assert environment._selection(environment.read_settings({"device": "CUDA:PTX"})) == "CUDA:PTX"
+    assert environment._selection(read_settings({"device": "CUDA:1"})) == "CUDA"
+    assert environment._selection(read_settings({"device": "CUDA:PTX"})) == "CUDA:PTX"
 
 
 def test_libraries_are_found_where_tinygrad_finds_them(
@@ -348,7 +349,7 @@ def test_the_doctor_says_which_way_kernels_go(machine: Path) -> None:
 @pytest.mark.parametrize("device", ["CL", "cl:0", "WEBGPU"])
 def test_devices_whose_buffers_cannot_be_divided(device: str) -> None:
     with pytest.raises(ConfigError, match="tinygrad cannot divide its buffers"):
-        environment.read_settings({"device": device})
+        read_settings({"device": device})
 
 
 def test_a_driver_is_asked_for_before_anything_is_fetched(machine: Path) -> None:

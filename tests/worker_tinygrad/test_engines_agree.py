@@ -11,6 +11,7 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFWriter, quantize
 from stage_support import Pipeline
 from swactor_core.plan import TokenOutputPolicy
+from swactor_worker_tinygrad.settings import WeightsChoice
 
 HIDDEN, WIDE, HEADS, KV_HEADS, KEY, VOCAB = 96, 160, 4, 2, 40, 77
 LAYERS = 2
@@ -77,7 +78,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_logits_agree(
     backend: Any, graph_backend: Any, model: Path, stages: int, weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "settings", replace(backend.settings, weights=weights))
+    monkeypatch.setattr(backend, "settings", replace(backend.settings, weights=WeightsChoice(weights)))
     prompt = [int(i) for i in np.random.default_rng(12).integers(0, VOCAB, 13)]
     options: dict[str, Any] = {"max_context": 32, "chunk": 5, "policy": TokenOutputPolicy.LOGITS}
     made = []
@@ -120,7 +121,7 @@ def test_auto_packs_by_the_plan_s_word_and_by_nothing_else(
     """Whatever is free here: stages of one run may find different rests."""
     from swactor_worker_tinygrad import backend as module
 
-    monkeypatch.setattr(backend, "settings", replace(backend.settings, weights=weights))
+    monkeypatch.setattr(backend, "settings", replace(backend.settings, weights=WeightsChoice(weights)))
     for free in (1 << 40, 1 << 20):
         monkeypatch.setattr(module, "available_memory", lambda value=free: value)
         pipeline = Pipeline(backend, model, 1, weights_in_memory=allowed)
@@ -132,7 +133,9 @@ def test_auto_packs_by_the_plan_s_word_and_by_nothing_else(
 def test_a_graph_has_no_weights_of_its_own(
     graph_backend: Any, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graph_backend, "settings", replace(graph_backend.settings, weights="auto"))
+    monkeypatch.setattr(
+        graph_backend, "settings", replace(graph_backend.settings, weights=WeightsChoice.AUTO)
+    )
     pipeline = Pipeline(graph_backend, model, 1, weights_in_memory=True)
     assert pipeline.roles[0].facts["weights"] == "mapped"
     pipeline.close()
@@ -146,7 +149,7 @@ def test_a_team_of_threads_gives_the_bits_of_one(
     from swactor_worker_tinygrad.native_engine import NativeEngine
 
     options: dict[str, Any] = {"max_context": 32, "chunk": 5, "policy": TokenOutputPolicy.LOGITS}
-    monkeypatch.setattr(backend, "settings", replace(backend.settings, weights=weights))
+    monkeypatch.setattr(backend, "settings", replace(backend.settings, weights=WeightsChoice(weights)))
     pipeline = Pipeline(backend, model, 1, **options)
     rows = [pipeline.step([1, 2, 3, 4, 5, 6, 7], 0), pipeline.step([8], 7)]
     pipeline.close()

@@ -76,7 +76,7 @@ def multiply(
 
     rows, (tokens, columns) = len(stored), x.shape
     out = np.full((tokens, rows), 77, np.float32)
-    scratch = np.zeros(matmul_words(columns, tokens, team.threads), np.float32)
+    scratch = np.zeros(matmul_words(columns, tokens, threads=team.threads), np.float32)
     given, weights = round_rows(kernels, team, x, parts), packed_quads(kernels, team, kind, stored)
     words = [address(each) for each in extra] if extra is not None else [0, 0]
     shape = [rows, columns, tokens, rows]
@@ -234,7 +234,7 @@ def test_every_instruction_gives_the_same(
     assert built.returncode == 0, built.stderr.decode()
     kernel = ctypes.CDLL(str(library)).kernel
     given, weights = round_rows(kernels, team, x), packed_quads(kernels, team, kind, stored)
-    out, scratch = np.zeros((9, 16), np.float32), np.zeros(matmul_words(256, 9, 1), np.float32)
+    out, scratch = np.zeros((9, 16), np.float32), np.zeros(matmul_words(256, 9, threads=1), np.float32)
     arrays = [address(each) for each in (out, given, weights)]
     words = np.array([*arrays, 16, 256, 9, 16, 0, 0, address(scratch)], np.uint64)
     kernel(*(ctypes.c_uint64(word) for word in (address(words), 0, 0, 1, 1)))

@@ -21,7 +21,8 @@ SEARCHED = """
 import sys
 import numpy as np
 from swactor_worker_tinygrad import environment
-environment.prepare(environment.read_settings({}))
+from swactor_worker_tinygrad.settings import read_settings
+environment.prepare(read_settings({}))
 from swactor_worker_tinygrad import internals
 from swactor_worker_tinygrad.kernel_search import KernelSearch
 internals.open_device("CPU")

@@ -100,8 +100,8 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(folder: Path, monkeypatch
 def test_code_that_calls_others_is_not_kept(tmp_path: Path) -> None:
     """In a process of its own: where much is mapped, others may lie too far away for tinygrad's loader."""
     code = (
-        "from swactor_worker_tinygrad import environment\n"
-        "environment.prepare(environment.read_settings({}))\n"
+        "from swactor_worker_tinygrad import environment, settings\n"
+        "environment.prepare(settings.read_settings({}))\n"
         "from swactor_worker_tinygrad.machine_code import NativeFunction, _kept_at\n"
         "source = 'extern double cos(double); void kernel(double *p) { p[0] = cos(p[0]); }'\n"
         "print(*(NativeFunction(source).kept for _ in range(2)), _kept_at(source).exists())"

@@ -315,7 +315,7 @@ def test_experts_of_a_chunk_give_the_bits_of_row_by_row(
     shares = generator.random((tokens, used)).astype(np.float32)
     order, starts = np.zeros(tokens * used, np.uint64), np.zeros(count + 1, np.uint64)
     run(team, [kernels.address("group"), 1, *map(address, (chosen, order, starts)), tokens * used, count])
-    scratch = np.zeros(expert_words(columns, tokens * used, 4), np.float32)
+    scratch = np.zeros(expert_words(columns, tokens * used, threads=4), np.float32)
     grouped = [address(order), address(starts), count, address(scratch)]
     kernel, shape = kernels.address("experts", kind), [rows, columns, tokens, used, address(chosen)]
     made = []

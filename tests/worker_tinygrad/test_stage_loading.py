@@ -14,10 +14,12 @@ from kernel_support import stored_weights
 from stage_support import DATA, Pipeline, config_of, manifest_of, reference
 from swactor_core import free_memory
 from swactor_core.faults import RoleFailure
+from swactor_core.messages import LoadPhase
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.spi.worker import LoadProgress, RoleError
 from swactor_worker_tinygrad import backend as worker_backend
 from swactor_worker_tinygrad import memory, stage_tensors
+from swactor_worker_tinygrad.settings import KernelChoice, Numerics, WeightsChoice
 
 MODEL = DATA / "llama-gqa.gguf"
 
@@ -34,7 +36,7 @@ def test_progress_counts_bytes_then_kernels_then_ready(backend: Any) -> None:
     assert (weights[-1].done, weights[-1].total) == (total, total)
     compiled = [made for made in seen if made.phase == "compile"]
     assert compiled[-1].done == compiled[-1].total == len(compiled)
-    assert seen[-1] == LoadProgress("ready", 1, 1)
+    assert seen[-1] == LoadProgress(LoadPhase.READY, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +228,9 @@ def test_packed_weights_need_room_and_mapped_ones_do_not(
     leave(monkeypatch, cache + packed - 1, swap=1)
     configured(packed_backend).close()
     leave(monkeypatch, cache)
-    monkeypatch.setattr(graph_backend, "settings", replace(graph_backend.settings, weights="packed"))
+    monkeypatch.setattr(
+        graph_backend, "settings", replace(graph_backend.settings, weights=WeightsChoice.PACKED)
+    )
     configured(graph_backend).close()
 
 
@@ -234,7 +238,7 @@ def test_auto_needs_room_for_what_the_plan_says(backend: Any, monkeypatch: pytes
     path = DATA.parent / "variants" / "gemma3-q8.gguf"
     cache, packed = room_of(path)
     assert packed
-    monkeypatch.setattr(backend, "settings", replace(backend.settings, weights="auto"))
+    monkeypatch.setattr(backend, "settings", replace(backend.settings, weights=WeightsChoice.AUTO))
 
     def configured(*, in_memory: bool) -> Any:
         config = config_of(manifest_of(path), weights_in_memory=in_memory)
@@ -325,7 +329,9 @@ def test_every_type_is_computed_natively(backend: Any, tmp_path: Path, name: str
     np.testing.assert_allclose(rows[0], rows[1], rtol=1e-4, atol=1e-4 * np.abs(rows[1]).max())
 
 
-@pytest.mark.parametrize(("setting", "value"), [("kernels", "native"), ("numerics", "fast")])
+@pytest.mark.parametrize(
+    ("setting", "value"), [("kernels", KernelChoice.NATIVE), ("numerics", Numerics.FAST)]
+)
 def test_native_kernels_are_refused_where_there_are_none(
     backend: Any, monkeypatch: pytest.MonkeyPatch, setting: str, value: str
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kernel_support import address
+from swactor_core.errors import ResourceError
 from swactor_worker_tinygrad.native import MOST_PARTS, Group, KernelList, Team, float_bits
 
 LANES = 16
@@ -143,3 +144,23 @@ def test_a_team_that_is_closed_at_once_ends(kernels: Any) -> None:
         team = Team(kernels, 4)
         team.close()
         assert threading.active_count() == before
+
+
+def test_a_team_that_cannot_have_its_threads_leaves_none_behind(
+    kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, started = threading.active_count(), []
+    start = threading.Thread.start
+
+    def some(thread: threading.Thread) -> None:
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", some)
+    with pytest.raises(ResourceError, match="only 3 of 8 threads") as caught:
+        Team(kernels, 8)
+    assert "threads=3" in caught.value.hint
+    assert not any(thread.is_alive() for thread in started)
+    assert threading.active_count() == before

@@ -177,8 +177,8 @@ def test_a_captured_graph_is_kept_for_the_next_process(internals: Any, tmp_path:
     code = (
         "import sys\n"
         "sys.path.insert(0, sys.argv[1])\n"
-        "from swactor_worker_tinygrad import environment\n"
-        "environment.prepare(environment.read_settings({}))\n"
+        "from swactor_worker_tinygrad import environment, settings\n"
+        "environment.prepare(settings.read_settings({}))\n"
         "from swactor_worker_tinygrad import internals\n"
         "internals.open_device('CPU')\n"
         "from test_tinygrad_internals import filled, graph_inputs, stepped\n"
@@ -298,8 +298,8 @@ def test_code_that_may_lie_anywhere_has_an_image(internals: Any) -> None:
 def test_the_devices_own_programs_are_generated_once_per_host(tmp_path: Path) -> None:
     """A second process that opens the CPU device finds the programs that the first one generated."""
     code = (
-        "from swactor_worker_tinygrad import environment\n"
-        "environment.prepare(environment.read_settings({}))\n"
+        "from swactor_worker_tinygrad import environment, settings\n"
+        "environment.prepare(settings.read_settings({}))\n"
         "from swactor_worker_tinygrad import internals\n"
         "from tinygrad.runtime import ops_cpu\n"
         "made, generate = [], ops_cpu.do_to_program\n"

@@ -16,6 +16,7 @@ import pytest
 from swactor_core.errors import ConfigError, ResourceError
 from swactor_worker_tinygrad import environment
 from swactor_worker_tinygrad.kept_kernels import KeptKernels
+from swactor_worker_tinygrad.settings import read_settings
 
 
 def program(path: Path, text: str) -> None:
@@ -56,7 +57,7 @@ def bare_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_wrong_settings_are_named(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
-        environment.read_settings(settings)
+        read_settings(settings)
     assert caught.value.hint
 
 
@@ -70,16 +71,16 @@ def test_wrong_settings_are_named(settings: dict[str, Any], words: str) -> None:
     ],
 )
 def test_devices_as_tinygrad_wants_them(device: str, name: str, selection: str) -> None:
-    settings = environment.read_settings({"device": device})
+    settings = read_settings({"device": device})
     assert (settings.device_name, settings.selection) == (name, selection)
     assert settings.threads >= 1
 
 
 def test_native_kernels_are_the_cpu_s() -> None:
     for device in ("", "cpu", "CPU:0", "cpu:clang", "CPU::x86_64,x86-64-v3"):
-        assert environment.read_settings({"device": device}).has_native_kernels, device
+        assert read_settings({"device": device}).has_native_kernels, device
     for device in ("CPU:LLVM", "CUDA", "CUDA:1", "PYTHON"):
-        assert not environment.read_settings({"device": device}).has_native_kernels, device
+        assert not read_settings({"device": device}).has_native_kernels, device
 
 
 def test_searches_are_asked_for() -> None:
@@ -89,14 +90,14 @@ def test_searches_are_asked_for() -> None:
         ({"search": "off"}, "off"),
         ({"search": 2}, 2),
     ):
-        assert environment.read_settings(given).search == read
+        assert read_settings(given).search == read
 
 
 def test_fast_numerics_pack_weights() -> None:
     for given in ({}, {"weights": "packed"}, {"weights": "auto"}, {"kernels": "native"}):
-        settings = environment.read_settings({"numerics": "fast", **given})
+        settings = read_settings({"numerics": "fast", **given})
         assert (settings.numerics, settings.weights) == ("fast", "packed")
-    settings = environment.read_settings({})
+    settings = read_settings({})
     assert (settings.numerics, settings.weights) == ("exact", "auto")
 
 
@@ -363,9 +364,9 @@ def test_another_tinygrad_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_core_has_a_thread_up_to_eight(
     monkeypatch: pytest.MonkeyPatch, cores: int, threads: int
 ) -> None:
-    monkeypatch.setattr(environment, "available_cores", lambda: cores)
-    assert environment.read_settings({}).threads == threads
-    assert environment.read_settings({"threads": 3}).threads == 3
+    monkeypatch.setattr("swactor_worker_tinygrad.settings.available_cores", lambda: cores)
+    assert read_settings({}).threads == threads
+    assert read_settings({"threads": 3}).threads == 3
 
 
 def in_a_process(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -431,7 +432,7 @@ def test_a_process_without_a_path() -> None:
 
 def test_one_process_serves_one_device(backend: Any) -> None:
     with pytest.raises(ResourceError, match="already started in this process with DEV='CPU'"):
-        environment.prepare(environment.read_settings({"device": "CUDA"}))
+        environment.prepare(read_settings({"device": "CUDA"}))
 
 
 def test_facts_name_device_and_versions(backend: Any) -> None:

@@ -76,7 +76,7 @@ class OwnedArena(AttachedArena):
         native = native_layout(layout)
         code = lib.swactor_ring_check_layout(self._ceiling, native)
         if code == 0:
-            memory.reserve(self._fd, layout.arena_offset, layout.total_len)
+            memory.reserve(self._fd, layout.arena_offset, length=layout.total_len)
             code = lib.swactor_ring_init(self._base, self._ceiling, native)
         if code < 0:
             refuse(code, layout, "create")
@@ -86,7 +86,7 @@ class OwnedArena(AttachedArena):
         """Raises UsageError for a range outside the arena, ResourceError when the system refuses."""
         if self._mapping is None or offset < 0 or length <= 0 or offset + length > self._ceiling:
             raise UsageError(f"no range of {length} bytes at {offset} in an open arena of {self._ceiling}")
-        memory.discard(self._fd, offset, length)
+        memory.discard(self._fd, offset, length=length)
 
     def close(self) -> None:
         super().close()

@@ -78,7 +78,7 @@ def map_memory(fd: int, ceiling: int) -> mmap.mmap:
     return mapping
 
 
-def reserve(fd: int, offset: int, length: int) -> None:
+def reserve(fd: int, offset: int, *, length: int) -> None:
     """Makes the pages of a range exist, so that no later access can fail. Raises ResourceError.
 
     The kernel would rather end a process than refuse the last pages, hence the look at what is left first.
@@ -93,7 +93,7 @@ def reserve(fd: int, offset: int, length: int) -> None:
         raise ResourceError(f"pages for a ring of {length} bytes: {os.strerror(code)}", hint=_MEMORY_HINT)
 
 
-def discard(fd: int, offset: int, length: int) -> None:
+def discard(fd: int, offset: int, *, length: int) -> None:
     """Frees the whole pages of a range and zeroes the rest of it. Raises ResourceError."""
     code = _allocate(fd, lib.FALLOC_FL_PUNCH_HOLE | lib.FALLOC_FL_KEEP_SIZE, offset, length)
     if code != 0:

@@ -84,7 +84,9 @@ def node(
         device=device,
         worker_options=tuple(worker_option or ()),
         key_file=key_file,
-        plugins=chosen_parts(arena, transport, membership, worker, loader),
+        plugins=chosen_parts(
+            arena=arena, transport=transport, membership=membership, worker=worker, loader=loader
+        ),
     )
     raise typer.Exit(run_node(options, Output(json_lines=json_lines, quiet=quiet)))
 
@@ -183,7 +185,10 @@ def plugins(
     """
     from swactor_cli.commands.plugins import PluginOptions, list_plugins
 
-    options = PluginOptions(cluster, chosen_parts(arena, transport, membership, worker, loader))
+    options = PluginOptions(
+        cluster,
+        chosen_parts(arena=arena, transport=transport, membership=membership, worker=worker, loader=loader),
+    )
     raise typer.Exit(list_plugins(options, Output(json_lines=json_lines)))
 
 
@@ -203,7 +208,10 @@ def doctor(
     from swactor_cli.commands.doctor import doctor as command
     from swactor_cli.commands.plugins import PluginOptions
 
-    options = PluginOptions(cluster, chosen_parts(arena, transport, membership, worker, loader))
+    options = PluginOptions(
+        cluster,
+        chosen_parts(arena=arena, transport=transport, membership=membership, worker=worker, loader=loader),
+    )
     raise typer.Exit(command(options, Output(json_lines=json_lines)))
 
 

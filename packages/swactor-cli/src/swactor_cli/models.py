@@ -1,4 +1,7 @@
-"""A model's name to an open model, with a bar while it is fetched; whether it fits on this machine."""
+"""A model's name to an open model, with a bar while it is fetched; whether it fits on this machine.
+
+Must not know what is done with it: every command that looks at a model opens it here.
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,12 @@ Verbose = Annotated[
 
 
 def chosen_parts(
-    arena: str | None, transport: str | None, membership: str | None, worker: str | None, loader: str | None
+    *,
+    arena: str | None,
+    transport: str | None,
+    membership: str | None,
+    worker: str | None,
+    loader: str | None,
 ) -> dict[str, str | None]:
     """What the command line chooses of each kind of plug-in; None chooses nothing."""
     return {

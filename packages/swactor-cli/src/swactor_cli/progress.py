@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from swactor_core.machines.pool import ReportPool
 from swactor_core.machines.run_effects import RunState
-from swactor_core.messages import StageProgress
+from swactor_core.messages import LoadPhase, StageProgress
 from swactor_core.orchestrator.orchestrator import RunListener
 
 from swactor_cli.answer import Answer
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 PHASES = {
-    "download": "fetching",
-    "weights": "loading weights",
-    "search": "searching kernels",
-    "compile": "compiling kernels",
-    "ready": "ready",
+    LoadPhase.DOWNLOAD: "fetching",
+    LoadPhase.WEIGHTS: "loading weights",
+    LoadPhase.SEARCH: "searching kernels",
+    LoadPhase.COMPILE: "compiling kernels",
+    LoadPhase.READY: "ready",
 }
 STATES = {
     RunState.PROVISIONING: "provisioning stages",
@@ -96,7 +96,7 @@ class Display(RunListener):
         if bar is None:
             bar = self._bars.add_task(f"stage {progress.stage_index}", total=None, note="")
             self._stage_bars[progress.stage_index] = bar
-        note = harmless_line(PHASES.get(progress.phase, progress.phase))
+        note = PHASES[progress.phase]
         self._bars.update(bar, total=progress.total or None, completed=progress.done, note=note)
 
     def enough(self, token_id: int) -> bool:

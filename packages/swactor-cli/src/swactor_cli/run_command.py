@@ -272,7 +272,9 @@ def run(
         worker_options=tuple(worker_option or ()),
         events=events,
         logits=logits,
-        plugins=chosen_parts(arena, transport, membership, worker, loader),
+        plugins=chosen_parts(
+            arena=arena, transport=transport, membership=membership, worker=worker, loader=loader
+        ),
     )
     output = Output(json_lines=json_lines, quiet=quiet)
     for warning in without_effect(given, RUN_NEEDS):

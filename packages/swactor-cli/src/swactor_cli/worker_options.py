@@ -1,4 +1,7 @@
-"""`--device` and `--worker-option` to a worker plug-in's settings. Which keys there are, it knows itself."""
+"""`--device` and `--worker-option` to a worker plug-in's settings.
+
+Must not know which keys there are: the plug-in does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Doctor checks: what `swactor-cli doctor` asks of the machine and of each plug-in."""
+"""Doctor checks: what `swactor-cli doctor` asks of the machine and of each plug-in.
+
+The shape of a check alone. Must not know which checks there are.
+"""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def refuse_separate_processes(plugins: Plugins, choice: PluginChoice) -> None:
 
 
 def refuse_unfit_model(
-    plugins: Plugins, choice: PluginChoice, manifest: StageManifest, positions: int
+    plugins: Plugins, choice: PluginChoice, manifest: StageManifest, *, positions: int
 ) -> None:
     """Raises ModelError when the chosen worker says of the whole model that no stage of it would be computed,
     in a run of `positions`. Nothing is started for that; a worker that cannot tell beforehand is believed."""

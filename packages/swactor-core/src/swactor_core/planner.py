@@ -308,7 +308,7 @@ def partition(
 
     Of all partitions that fit the declared memories, one with the least greatest load (stored bytes over
     share of memory), and of those the one with the least sum of squared loads. Raises UsageError, naming
-    stage, need and have, when none fits.
+    stage, need and have, when none fits, and ValueError for a worker's facts of another model.
     """
     stages, layers = len(inventory), facts.num_layers
     if stages == 0:

@@ -93,6 +93,7 @@ def encode_preamble(edge_id: EdgeId) -> bytes:
 
 
 def decode_preamble(data: bytes | memoryview) -> EdgeId:
+    """The edge id of exactly PREAMBLE_BYTES; whether any plan has such an edge is not asked."""
     return EdgeId(_PREAMBLE.unpack(data)[0])
 
 
@@ -101,7 +102,7 @@ class FrameError(ValueError):
 
 
 def encode_frame(payload: bytes, limit: int) -> bytes:
-    """A control frame: 32-bit length, then the payload of 1..limit bytes."""
+    """A control frame: 32-bit length, then the payload of 1..limit bytes. Raises FrameError for others."""
     if not 1 <= len(payload) <= limit:
         raise FrameError(f"control frame of {len(payload)} bytes, allowed 1..{limit}")
     return _FRAME.pack(len(payload)) + payload

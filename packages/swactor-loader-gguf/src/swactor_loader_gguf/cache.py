@@ -3,7 +3,7 @@
 Layout: `gguf/SHA256/FILE` holds whole models out of packages, `names/` says which digest a package's file
 had, `remote/KEY/` holds what has been fetched of one content (`sparse.py`), `addresses/` says which content
 an address had (`known.py`), `locks/` and `tmp/` serve a fetch while it runs. A whole model is renamed into
-place when it is complete and verified.
+place when it is complete and verified. Must not know what is in a file, nor how its bytes come.
 """
 
 from __future__ import annotations

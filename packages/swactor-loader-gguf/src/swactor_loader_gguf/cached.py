@@ -1,7 +1,7 @@
 """What lies in the cache, and how it goes again: models are kept until somebody removes them.
 
 Knows the cache's folders (`cache`) and the locks of those who fetch. A model that a process has open or
-mapped stays: the kernel says so itself, whoever the process is.
+mapped stays: the kernel says so itself, whoever the process is. Must not know how models are fetched or read.
 """
 
 from __future__ import annotations

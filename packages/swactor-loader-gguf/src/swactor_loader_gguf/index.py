@@ -88,7 +88,6 @@ _FORMATS = {
     ValueType.FLOAT64: "d",
 }
 _SIZES = {kind: struct.calcsize("<" + code) for kind, code in _FORMATS.items()}
-_FLOATS = (ValueType.FLOAT32, ValueType.FLOAT64)
 
 
 @frozen

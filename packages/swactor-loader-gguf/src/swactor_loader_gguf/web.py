@@ -171,7 +171,7 @@ class WebFile:
         while True:
             try:
                 with self._response(0, 1) as response:
-                    for _ in response.iter_raw():
+                    for _ in _blocks(response, most=1):
                         check()
                     return self.identity
             except _TryAgain as error:
@@ -187,7 +187,7 @@ class WebFile:
             try:
                 with self._response(position, end) as response:
                     pace = _Pace(self._patience)
-                    for block in response.iter_raw():
+                    for block in _blocks(response, most=end - position):
                         position += len(block)
                         yield block
                         check()
@@ -421,6 +421,16 @@ def _written_at(path: str) -> int:
         return os.stat(path).st_mtime_ns
     except OSError:  # whoever reads it has the error
         return 0
+
+
+def _blocks(response: httpx2.Response, *, most: int) -> Iterator[bytes]:
+    """The body as the network brings it. Raises _TryAgain before more than `most` bytes: one that states no
+    length may go on for ever, behind the range and the end of the file."""
+    for block in response.iter_raw():
+        most -= len(block)
+        if most < 0:
+            raise _TryAgain("it brings more bytes than were asked for")
+        yield block
 
 
 def _encoded(headers: httpx2.Headers) -> bool:

@@ -1,6 +1,7 @@
 """Timing and bounds of the protocol, as two profiles and the checks between values.
 
-Pure data. Seconds everywhere. `SwimSettings.detection_bound` is the promise that tests hold the protocol to.
+Pure data, in seconds everywhere: it must not know who is timed by it. `SwimSettings.detection_bound` is the
+promise that tests hold the protocol to.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from typing import Any
 
 from swactor_core.errors import ConfigError
 from swactor_core.faults import RoleFailure, StepFailure
+from swactor_core.messages import LoadPhase
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.specs import DTypeFamily, ObjectSpec
 from swactor_core.spi.worker import LoadProgress, RoleError, StageConfig, StepError, StepInput
@@ -283,11 +284,11 @@ class EchoBackend:
         total = manifest.layer_end_exclusive - manifest.layer_start
         hold = self._holder("configure")
         for done in range(total + 1):
-            progress(LoadProgress("weights", done, total))
+            progress(LoadProgress(LoadPhase.WEIGHTS, done, total))
             hold(should_abort)
             if should_abort():
                 raise RoleError(RoleFailure.BACKEND_ERROR, "aborted")
-        progress(LoadProgress("ready", 1, 1))
+        progress(LoadProgress(LoadPhase.READY, 1, 1))
         return role
 
     def close(self) -> None:

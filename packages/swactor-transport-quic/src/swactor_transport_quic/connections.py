@@ -56,7 +56,7 @@ class ConnectionMaker:
             congestion = congestion_name(_FIRST_NETWORK_WINDOW * size, _NETWORK_CEILING)
         return QuicConfiguration(
             is_client=alpn is not None,
-            alpn_protocols=[alpn] if alpn is not None else list(Alpn.ALL),
+            alpn_protocols=[alpn] if alpn is not None else list(Alpn),
             certificate=self._certificate,
             private_key=self._key,
             # Chains, dates and names mean nothing here: the key is pinned, and TLS proves its possession.

@@ -359,7 +359,7 @@ class Endpoint:
 
 
 def _edges_last(link: Link) -> bool:
-    return link.alpn != Alpn.CONTROL or link.state is LinkState.HANDSHAKE
+    return link.alpn is not Alpn.CONTROL or link.state is LinkState.HANDSHAKE
 
 
 def is_loopback(host: str) -> bool:

@@ -49,7 +49,8 @@ def public_key(seed: bytes) -> bytes:
 
 
 def make_certificate(key: Ed25519PrivateKey, epoch: int) -> x509.Certificate:
-    """A self-signed certificate of `key` whose subject holds the epoch (0 to 2**64 - 1)."""
+    """A self-signed certificate of `key` whose subject holds the epoch. Raises ConfigError for one that is
+    not of 64 bits."""
     if not 0 <= epoch <= _LARGEST_EPOCH:
         raise ConfigError(f"epoch {epoch} is outside 0..2**64-1")
     name = x509.Name(

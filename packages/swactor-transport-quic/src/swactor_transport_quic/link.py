@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from enum import Enum, IntEnum, auto
+from enum import Enum, IntEnum, StrEnum, auto
 from typing import Protocol
 
 from aioquic.quic import events
@@ -31,13 +31,16 @@ DUPLICATE_LINGER = 1.0
 """Seconds that the weaker of two simultaneous connections stays, for whoever has not yet seen the other."""
 
 
-class Alpn:
-    EDGE = "swactor/edge/1"
+class Alpn(StrEnum):
+    """The two protocols of a connection (RFC 7301), the preferred first."""
+
     CONTROL = "swactor/control/1"
-    ALL = (CONTROL, EDGE)
+    EDGE = "swactor/edge/1"
 
 
 class LinkState(Enum):
+    """Until the handshake is confirmed, then until the end."""
+
     HANDSHAKE = auto()
     READY = auto()
     CLOSED = auto()
@@ -113,7 +116,7 @@ class Link:
         settings: QuicSettings,
         address: Address,
         dialled: bool,
-        alpn: str | None,
+        alpn: Alpn | None,
         expected: NodeId | None,
     ) -> None:
         self.quic = quic
@@ -240,7 +243,7 @@ class Link:
             case events.ConnectionIdRetired(connection_id=connection_id):
                 self._carrier.remove_id(connection_id)
             case events.ProtocolNegotiated(alpn_protocol=alpn):
-                self.alpn = alpn
+                self.alpn = None if alpn is None else Alpn(alpn)  # one of those that were offered
             case events.HandshakeCompleted() if self.quic.claim is None:
                 # aioquic lets a client without a certificate through; this is where it ends.
                 self.quic.close(error_code=CloseCode.NO_CERTIFICATE, reason_phrase="no certificate")

@@ -16,7 +16,7 @@ from swactor_transport_quic.link import Alpn, Link, LinkState
 
 logger = logging.getLogger(__name__)
 
-LinkKey = tuple[NodeId, str]
+LinkKey = tuple[NodeId, Alpn]
 
 
 class PeerTable:
@@ -72,7 +72,7 @@ class PeerTable:
     # Links
 
     def links_of(self, node_id: NodeId) -> list[Link]:
-        return [link for alpn in Alpn.ALL for link in self._links.get((node_id, alpn), ())]
+        return [link for alpn in Alpn for link in self._links.get((node_id, alpn), ())]
 
     def outdated(self, peer: Peer) -> Iterable[tuple[Link, str]]:
         """Links that the new record of a peer ends, each with the reason."""

@@ -95,7 +95,7 @@ class QuicTransport:
     def set_peer(self, peer: Peer) -> None:
         changed = self._peers.get(peer.node_id) != peer
         self._peers.put(peer)
-        for alpn in Alpn.ALL:
+        for alpn in Alpn:
             dialling = self._dialling.get((peer.node_id, alpn))
             if dialling is not None and changed:
                 if dialling.link is not None:
@@ -108,7 +108,7 @@ class QuicTransport:
     def remove_peer(self, node_id: NodeId) -> None:
         """Forgets the peer and ends its connections; one that `authorise` accepts may still dial."""
         self._peers.discard(node_id)
-        for alpn in Alpn.ALL:
+        for alpn in Alpn:
             dialling = self._dialling.pop((node_id, alpn), None)
             if dialling is not None and dialling.link is not None:
                 dialling.link.close(CloseCode.REMOVED, "the peer was removed")
@@ -121,7 +121,7 @@ class QuicTransport:
         quic = self._maker.accepting(admitted, self._peers.judge_dialler, local=local)
         return self._link(quic, address, alpn=None, expected=None)
 
-    def _dial(self, peer: Peer, alpn: str, address: Address) -> Link:
+    def _dial(self, peer: Peer, alpn: Alpn, address: Address) -> Link:
         def judge(claim: Claim) -> str:
             return self._peers.judge_answer(peer, claim)
 
@@ -133,7 +133,9 @@ class QuicTransport:
         link.flush(now)
         return link
 
-    def _link(self, quic: Connection, address: Address, *, alpn: str | None, expected: NodeId | None) -> Link:
+    def _link(
+        self, quic: Connection, address: Address, *, alpn: Alpn | None, expected: NodeId | None
+    ) -> Link:
         return Link(
             quic,
             carrier=self._endpoint,
@@ -145,7 +147,7 @@ class QuicTransport:
             expected=expected,
         )
 
-    async def _link_to(self, node_id: NodeId, alpn: str, deadline: float) -> Link:
+    async def _link_to(self, node_id: NodeId, alpn: Alpn, deadline: float) -> Link:
         """A ready link; dials with growing pauses until `deadline`, seconds from now."""
         loop = asyncio.get_running_loop()
         until = loop.time() + deadline
@@ -170,7 +172,9 @@ class QuicTransport:
                 )
             if state.link is None and now >= state.not_before:
                 address = await self._resolve(peer, where, until - now)
-                if state.link is None and not self._closing and self._peers.usable(key) is None:
+                # Meanwhile the peer may have got another record, or been removed.
+                current = self._peers.get(node_id) == peer and self._dialling.get(key) is state
+                if current and state.link is None and not self._closing and self._peers.usable(key) is None:
                     state.link = self._dial(peer, alpn, address)
                 continue
             attempt = state.link
@@ -244,7 +248,7 @@ class QuicTransport:
     # Streams
 
     def stream_opened(self, link: Link, stream_id: int) -> StreamHandler:
-        if link.alpn == Alpn.CONTROL:
+        if link.alpn is Alpn.CONTROL:
             return ChannelArrival(link, stream_id, self._channel_opened)
         return EdgeArrival(link, stream_id, self._edge_opened)
 

@@ -15,10 +15,11 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from swactor_core.errors import ResourceError, SwactorError
+from swactor_core.errors import ResourceError, SwactorError, remedy_of_lack
 from swactor_core.faults import RoleFailure
 from swactor_core.free_memory import available_memory, available_swap, rest_in_words
 from swactor_core.memory import F32_BYTES
+from swactor_core.messages import LoadPhase
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.specs import DTypeFamily, ObjectKind, ObjectSpec, align_up
 from swactor_core.spi.worker import LoadProgress, RoleError, StageConfig
@@ -27,6 +28,14 @@ from swactor_worker_tinygrad import environment
 from swactor_worker_tinygrad.families import FAMILIES
 from swactor_worker_tinygrad.memory import packed_weights
 from swactor_worker_tinygrad.parameters import ModelParameters
+from swactor_worker_tinygrad.settings import (
+    KNOWN_DEVICES,
+    KernelChoice,
+    Numerics,
+    WeightsChoice,
+    WorkerSettings,
+    read_settings,
+)
 from swactor_worker_tinygrad.stage_tensors import StageTensors, check_model
 from swactor_worker_tinygrad.tensor_types import GRAPH_TYPES
 
@@ -38,14 +47,14 @@ SEARCHED_DIFFERENCE = 1e-3  # of the greatest, at most, between kernels of one s
 def create(settings: Mapping[str, object]) -> TinygradBackend:
     """Factory of the provider. Raises ConfigError for a wrong setting and ResourceError, with the remedy,
     when compiler, tinygrad or device are not there."""
-    wanted = environment.read_settings(settings)
+    wanted = read_settings(settings)
     variables = environment.prepare(wanted)
-    if wanted.has_native_kernels and wanted.kernels != "graph":
+    if wanted.has_native_kernels and wanted.kernels is not KernelChoice.GRAPH:
         return TinygradBackend(wanted, wanted.device_name, variables)
     return TinygradBackend(wanted, _opened(wanted), variables)
 
 
-def _opened(wanted: environment.WorkerSettings) -> str:
+def _opened(wanted: WorkerSettings) -> str:
     """Imports tinygrad and opens its device, which native kernels do without; the device's canonical name."""
     environment.require_tinygrad()
     from swactor_worker_tinygrad import internals
@@ -63,15 +72,13 @@ def _opened(wanted: environment.WorkerSettings) -> str:
 def _opening_hint(kind: str) -> str:
     if kind == "CUDA":
         return "`nvidia-smi` lists what the driver has: the first is CUDA, the second CUDA:1"
-    return f"known devices are {', '.join(environment.KNOWN_DEVICES)}; CPU needs no more than clang"
+    return f"known devices are {', '.join(KNOWN_DEVICES)}; CPU needs no more than clang"
 
 
 class TinygradBackend:
     """A `WorkerBackend`. All calls from one thread: tinygrad's caches are not made for more."""
 
-    def __init__(
-        self, settings: environment.WorkerSettings, device: str, variables: Mapping[str, str]
-    ) -> None:
+    def __init__(self, settings: WorkerSettings, device: str, variables: Mapping[str, str]) -> None:
         from swactor_worker_tinygrad.bridge import TinygradBridge
 
         self.device, self.settings, self._variables = device, settings, variables
@@ -159,7 +166,11 @@ class TinygradBackend:
 
     def _lacks_graphs(self, engine: Any) -> bool:
         """Whether graphs are to be captured first, in a process of its own. A search needs this one's."""
-        if engine.kernels != "graph" or not self._captures_apart or isinstance(self.settings.search, int):
+        if (
+            engine.kernels is not KernelChoice.GRAPH
+            or not self._captures_apart
+            or isinstance(self.settings.search, int)
+        ):
             return False
         from swactor_worker_tinygrad.capturing import keeps_graphs
 
@@ -198,7 +209,7 @@ class TinygradBackend:
             files,
             wanted,
             TYPES.keys() if native else GRAPH_TYPES,
-            progress=lambda done, total: progress(LoadProgress("weights", done, total)),
+            progress=lambda done, total: progress(LoadProgress(LoadPhase.WEIGHTS, done, total)),
             should_abort=should_abort,
         )
         blocks = [{name: bound[ref.name] for name, ref in block.items()} for block in tensors.blocks]
@@ -222,7 +233,7 @@ class TinygradBackend:
                 chunk=chunk,
                 threads=self.settings.threads,
                 packing=packing,
-                fast=self.settings.numerics == "fast",
+                fast=self.settings.numerics is Numerics.FAST,
                 blocks=blocks,
                 ends=ends,
                 embedding=None if tensors.embedding is None else bound[tensors.embedding.name],
@@ -246,15 +257,19 @@ class TinygradBackend:
         """Whether the native kernels compute: by the settings alone, because engines differ in the last bits
         and every split of a model must give the same tokens. Raises RoleError when they are asked for and
         cannot."""
-        if self.settings.kernels == "graph":
+        if self.settings.kernels is KernelChoice.GRAPH:
             return False
         if self.settings.has_native_kernels:
             return True
         for name, value, hint in (
-            ("kernels", "native", "leave the worker option kernels out, or set it to graph"),
-            ("numerics", "fast", "leave the worker option numerics out: it is only for native kernels"),
+            ("kernels", KernelChoice.NATIVE, "leave the worker option kernels out, or set it to graph"),
+            (
+                "numerics",
+                Numerics.FAST,
+                "leave the worker option numerics out: it is only for native kernels",
+            ),
         ):
-            if getattr(self.settings, name) == value:
+            if getattr(self.settings, name) is value:
                 raise RoleError(
                     RoleFailure.CONFIG_INVALID,
                     f"device {self.settings.device} has no native kernels, which {name} = {value} asks for",
@@ -278,7 +293,7 @@ class TinygradBackend:
             if should_abort():
                 raise RoleError(RoleFailure.BACKEND_ERROR, "stopped while compiling kernels")
 
-        if engine.kernels == "graph":
+        if engine.kernels is KernelChoice.GRAPH:
             self._choose_kernels(engine, progress, check)
         steps = engine.compile_steps()
         total = len(steps) + len(engine.warm_counts)
@@ -289,17 +304,17 @@ class TinygradBackend:
             # at once, or all that is packed would for a moment be held twice
             for name in stored.keys() & engine.packed_names:
                 files.let_go(stored.pop(name))
-            progress(LoadProgress("compile", done + 1, total))
+            progress(LoadProgress(LoadPhase.COMPILE, done + 1, total))
         for done, count in enumerate(engine.warm_counts):
             check()
             engine.step(count, 0)
             if config.manifest.last:
                 engine.project(count)
             self._bridge.finish()
-            progress(LoadProgress("compile", len(steps) + done + 1, total))
+            progress(LoadProgress(LoadPhase.COMPILE, len(steps) + done + 1, total))
         role = ModelStage(config, engine=engine, bridge=self._bridge, files=files)
         self._roles.add(role)
-        progress(LoadProgress("ready", 1, 1))
+        progress(LoadProgress(LoadPhase.READY, 1, 1))
         return role
 
     def _choose_kernels(
@@ -325,11 +340,11 @@ class TinygradBackend:
                 check()
                 if time.monotonic() - said > PROGRESS_SECONDS:
                     said = time.monotonic()
-                    progress(LoadProgress("search", done, len(steps)))
+                    progress(LoadProgress(LoadPhase.SEARCH, done, len(steps)))
 
             engine.search = KernelSearch(wanted, tried)
             for done, step in enumerate(engine.compile_steps()):
-                progress(LoadProgress("search", done, len(steps)))
+                progress(LoadProgress(LoadPhase.SEARCH, done, len(steps)))
                 step()
             if not all(map(_alike, expected, engine.trial())):
                 engine.search.forget()
@@ -362,8 +377,8 @@ class TinygradBackend:
     def _packs(self, config: StageConfig) -> bool:
         """Whether quantised matrices are laid out anew. That is faster, but changes the last bits: never by
         what this stage alone can see, or stages of one run would differ."""
-        return self.settings.weights == "packed" or (
-            self.settings.weights == "auto" and config.weights_in_memory
+        return self.settings.weights is WeightsChoice.PACKED or (
+            self.settings.weights is WeightsChoice.AUTO and config.weights_in_memory
         )
 
     def close(self) -> None:
@@ -437,7 +452,8 @@ def _role_error(error: Exception) -> RoleError:
             f"compiled kernels cannot be kept in {path!r}: {error}",
             hint=_remedy_of_data_base(path, getattr(error, "sqlite_errorcode", 0) & 0xFF),
         )
-    return RoleError(RoleFailure.BACKEND_ERROR, f"{type(error).__name__}: {error}")
+    said = f"{type(error).__name__}: {error}"
+    return RoleError(RoleFailure.BACKEND_ERROR, said, hint=remedy_of_lack(error))
 
 
 def _remedy_of_data_base(path: str, code: int) -> str:

@@ -19,10 +19,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from swactor_core.faults import RoleFailure
+from swactor_core.messages import LoadPhase
 from swactor_core.node.process import die_with_parent
 from swactor_core.spi.worker import LoadProgress, RoleError, StageConfig
 
 from swactor_worker_tinygrad import environment
+from swactor_worker_tinygrad.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +38,7 @@ def keeps_graphs() -> bool:
 
 
 def capture_apart(
-    wanted: environment.WorkerSettings,
+    wanted: WorkerSettings,
     config: StageConfig,
     *,
     progress: Callable[[LoadProgress], None],
@@ -57,7 +59,7 @@ def capture_apart(
         assert child.stdout is not None
         try:
             for done, total in _steps(child.stdout.fileno(), should_abort):
-                progress(LoadProgress("compile", done, total))
+                progress(LoadProgress(LoadPhase.COMPILE, done, total))
             child.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             log.warning("the process that captures graphs did not end in %g s", END_SECONDS)

@@ -16,28 +16,17 @@ import pwd
 import shutil
 import stat
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
-from swactor_core.errors import ConfigError, ResourceError, did_you_mean
-from swactor_core.processors import available_cores
-from swactor_core.values import frozen
+from swactor_core.errors import ResourceError
 
 from swactor_worker_tinygrad import drivers
 from swactor_worker_tinygrad.passing_kernels import ROOM, has_room, passing_folder
+from swactor_worker_tinygrad.settings import KNOWN_DEVICES, UNDIVIDED, WorkerSettings
 
 log = logging.getLogger(__name__)
 
 TINYGRAD_VERSION = "0.14.0"
-KNOWN_DEVICES = ("CPU", "CUDA", "METAL", "AMD", "NV", "QCOM", "PYTHON")
-UNDIVIDED = ("CL", "WEBGPU")  # whose buffers tinygrad cannot divide, as stages must
-SETTINGS = ("device", "cc", "kernels", "numerics", "search", "threads", "weights")
-# of the settings that have a choice; the first is the default
-CHOICES = {
-    "kernels": ("auto", "native", "graph"),
-    "numerics": ("exact", "fast"),
-    "weights": ("auto", "mapped", "packed"),
-}
 COMPILERS = ("clang-19", "clang-18", "clang-17", "clang-16", "clang-15", "clang-14", "clang")
 INSTALL_CLANG = "apt-get install clang"
 _READ_AS_NUMBERS = (
@@ -53,141 +42,9 @@ _READ_AS_NUMBERS = (
     "HCQ2",
 )
 PROBE_SECONDS = 10.0
-MOST_THREADS = 256
-SEARCHES = ("found", "off")  # the first is the default
-WIDEST_SEARCH = 16
 
 # device and compiler that this process was prepared for: one device a process, and one folder of kernels
 _prepared: list[tuple[str, str]] = []
-
-
-@frozen
-class WorkerSettings:
-    """What the factory was asked for.
-
-    `device` is a kind, with a renderer or an index where wanted (`CPU`, `CUDA`, `CUDA:PTX`, `CUDA:1`); `cc` a
-    compiler's name, or empty; `kernels` is `native` (hand-written kernels, an error where they do not do),
-    `graph` (tinygrad's own kernels), or `auto`: native where they do, else graph; `threads` run the native
-    kernels; `weights` is `mapped` (read from the file), `packed` (laid out anew in memory for speed), or
-    `auto`: packed where the run's plan lets all stages hold weights in memory; `numerics` is `exact` (f32
-    activations) or `fast` (activations rounded to bytes, which native kernels do over packed weights).
-    `search` is of graph's kernels: `found` uses those that a search on this host has found, `off` none, and a
-    number searches, keeping as many candidates a round.
-    """
-
-    device: str
-    cc: str
-    kernels: str
-    numerics: str
-    threads: int
-    weights: str
-    search: str | int
-
-    @property
-    def device_kind(self) -> str:
-        return self.device.partition(":")[0]
-
-    @property
-    def device_name(self) -> str:
-        """What tinygrad opens: the kind, with its index if there is one."""
-        return self.device if _indexed(self.device) else self.device_kind
-
-    @property
-    def selection(self) -> str:
-        """The value of DEV: the kind, with its renderer if there is one."""
-        return self.device_kind if _indexed(self.device) else self.device
-
-    @property
-    def has_native_kernels(self) -> bool:
-        """Whether the device runs machine code built from C: the CPU with tinygrad's Clang renderer, which it
-        has unless another is named."""
-        renderer = self.device.split(":")[1] if ":" in self.device else ""
-        return self.device_kind == "CPU" and (renderer.upper() in ("", "CLANG") or renderer.isdigit())
-
-
-def _indexed(device: str) -> bool:
-    return device.partition(":")[2].isdigit()
-
-
-def read_settings(settings: Mapping[str, object]) -> WorkerSettings:
-    """Checks the factory's settings. Raises ConfigError naming the setting, its value and what it may be."""
-    for name, value in settings.items():
-        if name not in SETTINGS:
-            raise ConfigError(
-                f"worker tinygrad has no setting {name!r}",
-                hint=f"{did_you_mean(name, SETTINGS)}its settings are {', '.join(SETTINGS)}",
-            )
-        if name == "threads":
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_THREADS:
-                raise ConfigError(
-                    f"worker tinygrad: threads = {value!r} is not a count", hint=f"use 1 to {MOST_THREADS}"
-                )
-        elif name == "search":
-            numbered = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= WIDEST_SEARCH
-            if not numbered and value not in ("", *SEARCHES):
-                raise ConfigError(
-                    f"worker tinygrad: search = {value!r} is not known",
-                    hint=f"use {', '.join(SEARCHES)}, or 1 to {WIDEST_SEARCH} to search",
-                )
-        elif not isinstance(value, str):
-            raise ConfigError(f"worker tinygrad: {name} = {value!r} is not a string", hint=f'{name} = "..."')
-    device = str(settings.get("device", "")) or "CPU"
-    kind = device.split(":", 1)[0]
-    if kind.upper() in UNDIVIDED:
-        raise ConfigError(
-            f"worker tinygrad: device {device!r} cannot compute stages: tinygrad cannot divide its buffers",
-            hint=f"use one of {', '.join(KNOWN_DEVICES)}",
-        )
-    if kind.upper() not in KNOWN_DEVICES:
-        raise ConfigError(
-            f"worker tinygrad: device {device!r} is not known", hint=f"use one of {', '.join(KNOWN_DEVICES)}"
-        )
-    chosen = {}
-    for name, choices in CHOICES.items():
-        chosen[name] = str(settings.get(name, "")) or choices[0]
-        if chosen[name] not in choices:
-            raise ConfigError(
-                f"worker tinygrad: {name} = {chosen[name]!r} is not known",
-                hint=f"{did_you_mean(chosen[name], choices)}use {', '.join(choices)}",
-            )
-    asked = str(settings.get("weights", ""))
-    if chosen["numerics"] == "fast":  # which has no other weights, whatever a plan says
-        chosen["weights"] = {"": "packed", "auto": "packed"}.get(asked, asked)
-        _check_fast(kind.upper(), chosen)
-    return WorkerSettings(
-        device=kind.upper() + device[len(kind) :],
-        cc=str(settings.get("cc", "")),
-        kernels=chosen["kernels"],
-        numerics=chosen["numerics"],
-        weights=chosen["weights"],
-        threads=int(str(settings.get("threads", 0))) or default_threads(),
-        search=_search(settings.get("search")),
-    )
-
-
-def _search(value: object) -> str | int:
-    return value if isinstance(value, int) else str(value or SEARCHES[0])
-
-
-def _check_fast(kind: str, chosen: Mapping[str, str]) -> None:
-    """Raises ConfigError where other settings ask for what fast numerics do not have."""
-    for name, found, needed in (
-        ("device", kind, ("CPU",)),
-        ("kernels", chosen["kernels"], ("auto", "native")),
-        ("weights", chosen["weights"], ("packed",)),
-    ):
-        if found not in needed:
-            raise ConfigError(
-                f"worker tinygrad: numerics = 'fast' does not go with {name} = {found!r}",
-                hint="fast numerics are those of the CPU's native kernels over packed weights: "
-                f"leave {name} out, or use numerics=exact",
-            )
-
-
-def default_threads() -> int:
-    """All cores that this process has, at most 8: beyond that nothing was measured. The stages of one machine
-    compute in turn, and node processes have next to nothing to do while one of them does."""
-    return min(8, available_cores())
 
 
 def find_compiler(wanted: str = "") -> str:

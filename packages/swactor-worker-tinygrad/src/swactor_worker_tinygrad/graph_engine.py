@@ -26,6 +26,7 @@ from swactor_worker_tinygrad.families import Activation, Pairs
 from swactor_worker_tinygrad.kernel_search import Found, KernelSearch
 from swactor_worker_tinygrad.parameters import ModelParameters
 from swactor_worker_tinygrad.rope_tables import Tables
+from swactor_worker_tinygrad.settings import KernelChoice, Numerics
 from swactor_worker_tinygrad.weights import Ends, Weight
 
 POSITION = "position"
@@ -218,7 +219,7 @@ class GraphEngine:
     the cache.
     """
 
-    kernels = "graph"
+    kernels = KernelChoice.GRAPH
     #: how the kernels of graphs to be captured are chosen; None: as tinygrad does it by itself
     search: KernelSearch | None = None
 
@@ -341,7 +342,7 @@ class GraphEngine:
         faster one, where any was."""
         faster = sum(found is not None and found.steps is not None for found in self._choices.values())
         counted = {"searched_kernels": f"{faster} of {len(self._choices)}"} if faster else {}
-        return {"numerics": "exact", **counted}
+        return {"numerics": Numerics.EXACT, **counted}
 
     def _block_inputs(self, width: int, index: int) -> list[Tensor]:
         pair = self._rows[width]

@@ -15,8 +15,8 @@ from swactor_core.specs import align_up
 from swactor_core.spi.loader import StageManifest, TensorRef
 from swactor_core.spi.provider import WorkerMemory
 
-from swactor_worker_tinygrad.environment import WorkerSettings, read_settings
 from swactor_worker_tinygrad.parameters import ModelParameters
+from swactor_worker_tinygrad.settings import KernelChoice, WeightsChoice, WorkerSettings, read_settings
 from swactor_worker_tinygrad.stage_tensors import StageTensors, check_model
 from swactor_worker_tinygrad.tensor_types import GRAPH_TYPES, NATIVE_TYPES, PACKED_TYPES
 
@@ -39,7 +39,9 @@ def model_memory(
     kernels that the worker would refuse."""
     wanted = read_settings(settings)
     parameters, tensors = check_model(manifest, max_context)
-    native = wanted.kernels != "graph" and wanted.has_native_kernels  # as the backend decides it
+    native = (
+        wanted.kernels is not KernelChoice.GRAPH and wanted.has_native_kernels
+    )  # as the backend decides it
 
     def copies(refs: Iterable[TensorRef]) -> int:
         unpacked = (ref for ref in refs if ref.ggml_type not in (NATIVE_TYPES if native else GRAPH_TYPES))
@@ -62,10 +64,10 @@ def model_memory(
         process=_process(wanted, native=native),
         in_file=wanted.device_kind == "CPU",
     )
-    if wanted.weights == "mapped" or not native or not packed_weights(tensors):
+    if wanted.weights is WeightsChoice.MAPPED or not native or not packed_weights(tensors):
         return mapped
     packed = _packed(mapped, tensors)
-    if wanted.weights == "packed":
+    if wanted.weights is WeightsChoice.PACKED:
         return packed
     worth = sum(ref.nbytes for ref in packed_weights(tensors)) >= WORTH_PACKING
     return replace(mapped, in_memory=packed) if worth else mapped

@@ -15,6 +15,7 @@ from importlib.resources import files
 
 import numpy as np
 from numpy.typing import NDArray
+from swactor_core.errors import ResourceError
 
 from swactor_worker_tinygrad.building import Builder
 from swactor_worker_tinygrad.machine_code import NativeFunction
@@ -88,12 +89,12 @@ _HEADERS = {
 }
 
 
-def matmul_words(columns: int, tokens: int, threads: int) -> int:
+def matmul_words(columns: int, tokens: int, *, threads: int) -> int:
     """f32 words of scratch that any matmul needs for `tokens` rows of `columns` values."""
     return threads * (18 * columns + tokens * columns // LANES)
 
 
-def expert_words(columns: int, slots: int, threads: int) -> int:
+def expert_words(columns: int, slots: int, *, threads: int) -> int:
     """f32 words of scratch that `experts.c` needs for a chunk's slots and experts of `columns` values."""
     return threads * _PANEL * (columns + slots)
 
@@ -155,6 +156,7 @@ class Team:
     """
 
     def __init__(self, kernels: Kernels, threads: int) -> None:
+        """Raises ResourceError when this user may not have as many threads; none is left then."""
         self.threads = threads
         self._run = kernels.function("run").function
         words = 48 + 32 * threads  # as `struct team` of native/run.c lays them
@@ -171,8 +173,17 @@ class Team:
             threading.Thread(target=self._serve, args=(index,), name=f"kernels-{index}", daemon=True)
             for index in range(1, threads)
         ]
-        for member in self._members:
-            member.start()
+        try:
+            for member in self._members:
+                member.start()
+        except RuntimeError as error:
+            self._members = [member for member in self._members if member.is_alive()]
+            have = 1 + len(self._members)
+            self.close()
+            raise ResourceError(
+                f"only {have} of {threads} threads for kernels can be started: {error}",
+                hint=f"use the worker option threads={have}, or let this user have more threads (ulimit -u)",
+            ) from error
 
     def prepare(self, entries: Sequence[Sequence[int] | Group]) -> KernelList:
         """A list of (kernel address, parts, argument words...) to run many times."""

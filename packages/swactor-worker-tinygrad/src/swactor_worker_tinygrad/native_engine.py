@@ -34,6 +34,7 @@ from swactor_worker_tinygrad.native import (
 )
 from swactor_worker_tinygrad.parameters import ModelParameters
 from swactor_worker_tinygrad.rope_tables import Tables
+from swactor_worker_tinygrad.settings import KernelChoice, Numerics
 from swactor_worker_tinygrad.tensor_types import BLOCKS, F32
 from swactor_worker_tinygrad.weights import Ends, Weight, unpack_on_host
 
@@ -62,7 +63,7 @@ class NativeEngine:
     least_shared = 1 << 15
     #: multiplications of the least part (about a quarter of a microsecond)
     products_per_part = 1 << 12
-    kernels = "native"
+    kernels = KernelChoice.NATIVE
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class NativeEngine:
         stored_rows: Callable[[NDArray[np.uint32]], NDArray[np.uint8]],
         rope: Sequence[Tables],
     ) -> None:
-        """Allocates cache and working memory. Raises MemoryError.
+        """Allocates cache and working memory. Raises MemoryError, ValueError for `fast` without `packing`.
 
         `context` is the cache's rows. With `packing`, quantised matrices are laid out anew in memory
         (`native/pack.c`); otherwise they are read from the file map. With `fast`, which needs `packing`,
@@ -101,16 +102,35 @@ class NativeEngine:
         self._packed: dict[str, int] = {}
         self._laid_out: set[str] = set()
         self._packed_room: NDArray[np.uint8] | None = None
-        p = parameters
         self._tables = [[self._constant(table) for table in tables] for tables in rope]
+        self._chunk = chunk
+        self._take_cache()
+        self._take_rows(chunk)
+        self._take_scratch(chunk)
+        self._position = np.zeros(1, np.uint64)
+        self._lists: dict[int, KernelList] = {}
+        self._heads: dict[int, KernelList] = {}
+        if ends is not None:
+            logits = self._allocation(parameters.vocab_size)
+            self.logits = Allocation(logits, len(logits.view), logits.view)
+
+    # Memory.
+
+    def _take_cache(self) -> None:
+        """Each block's keys (kv_heads, context / 16, key_dim, 16) and values (kv_heads, context, value_dim),
+        as `native/attention.c` reads them."""
+        p = self.parameters
         self._caches = [
             (
                 self._room(self._context * p.kv_heads * p.key_dim),
                 self._room(self._context * p.kv_heads * p.value_dim),
             )
-            for _ in blocks
+            for _ in self._blocks
         ]
-        self._chunk = chunk
+
+    def _take_rows(self, chunk: int) -> None:
+        """What `chunk` rows are on their way through a block; shapes as the class has them."""
+        p = self.parameters
         rows = self._allocation(chunk * p.hidden_dim)
         self._x = rows.address
         self._rows = Allocation(rows, len(rows.view), rows.view)
@@ -119,28 +139,25 @@ class NativeEngine:
         self._k = self._room(chunk * p.key_width)
         self._v = self._room(chunk * p.value_width)
         self._attended = self._room(chunk * p.attended_width)
-        wide = max(1, p.experts_used) * p.feed_forward_dim
-        self._gate = self._room(chunk * wide)
-        self._up = self._room(chunk * wide)
+        slots = chunk * max(1, p.experts_used)
+        self._gate = self._room(slots * p.feed_forward_dim)
+        self._up = self._room(slots * p.feed_forward_dim)
         if p.experts:
             self._scores = self._room(chunk * p.experts)
-            self._chosen = self._room(chunk * p.experts_used * 2)
-            self._expert_shares = self._room(chunk * p.experts_used)
-            self._order = self._room((chunk * p.experts_used + p.experts + 1) * 2)
-            longest = max(p.hidden_dim, p.feed_forward_dim)
-            self._expert_scratch = self._room(expert_words(longest, chunk * p.experts_used, threads))
-        widest = max(p.hidden_dim, p.feed_forward_dim, p.attended_width)
-        self._scratch = self._room(matmul_words(widest, chunk, threads))
-        self._rounded = self._room(rounded_words(widest, chunk)) if fast else 0
-        self._shares = self._room(shares_words(self._context, threads))
-        self._position = np.zeros(1, np.uint64)
-        self._lists: dict[int, KernelList] = {}
-        self._heads: dict[int, KernelList] = {}
-        if ends is not None:
-            logits = self._allocation(p.vocab_size)
-            self.logits = Allocation(logits, len(logits.view), logits.view)
+            self._chosen = self._room(slots * 2)  # u64, as are order and starts behind it
+            self._expert_shares = self._room(slots)
+            self._order = self._room((slots + p.experts + 1) * 2)
 
-    # Memory.
+    def _take_scratch(self, chunk: int) -> None:
+        """What kernels need beside what they read and write, for each thread."""
+        p, threads = self.parameters, self.threads
+        widest = max(p.hidden_dim, p.feed_forward_dim, p.attended_width)
+        self._scratch = self._room(matmul_words(widest, chunk, threads=threads))
+        self._rounded = self._room(rounded_words(widest, chunk)) if self.fast else 0
+        self._shares = self._room(shares_words(self._context, threads))
+        if p.experts:
+            longest, slots = max(p.hidden_dim, p.feed_forward_dim), chunk * p.experts_used
+            self._expert_scratch = self._room(expert_words(longest, slots, threads=threads))
 
     def _room(self, words: int) -> int:
         """The address of `words` f32 words that live as long as the engine."""
@@ -211,10 +228,13 @@ class NativeEngine:
         """By which numerics the stage computes, for its facts: `fast` where any matrix is computed so, with
         how many of the stage's matrices are; experts and types without such a product stay exact."""
         if not self.fast:
-            return {"numerics": "exact"}
+            return {"numerics": Numerics.EXACT}
         matrices = [*self._matrices(), *self._experts()]
         fast = sum(map(self._is_fast, self._matrices()))
-        return {"numerics": "fast" if fast else "exact", "fast_matrices": f"{fast} of {len(matrices)}"}
+        return {
+            "numerics": Numerics.FAST if fast else Numerics.EXACT,
+            "fast_matrices": f"{fast} of {len(matrices)}",
+        }
 
     def _build(self, name: str, kind: int | None) -> None:
         self._kernels.address(name, kind)

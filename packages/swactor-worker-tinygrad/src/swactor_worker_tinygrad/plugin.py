@@ -27,13 +27,14 @@ def _check_model(manifest: StageManifest, max_context: int) -> None:
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
-    from swactor_worker_tinygrad.environment import read_settings
+    from swactor_worker_tinygrad.settings import read_settings
 
     read_settings(settings)
 
 
 def _check_machine(settings: Mapping[str, Any]) -> None:
-    from swactor_worker_tinygrad.environment import check_machine, read_settings
+    from swactor_worker_tinygrad.environment import check_machine
+    from swactor_worker_tinygrad.settings import read_settings
 
     check_machine(read_settings(settings), named=bool(settings.get("device")))
 

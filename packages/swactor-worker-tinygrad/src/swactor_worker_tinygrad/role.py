@@ -19,6 +19,7 @@ from swactor_worker_tinygrad import device_memory
 from swactor_worker_tinygrad.bridge import TinygradBridge
 from swactor_worker_tinygrad.device_memory import Allocation
 from swactor_worker_tinygrad.sampling import Sampler
+from swactor_worker_tinygrad.settings import KernelChoice
 from swactor_worker_tinygrad.weights import WeightFiles
 
 TOKEN_BYTES = 4
@@ -29,7 +30,7 @@ class Engine(Protocol):
 
     logits: Allocation
     #: whose kernels these are
-    kernels: str
+    kernels: KernelChoice
 
     @property
     def numerics(self) -> dict[str, str]: ...

@@ -37,6 +37,11 @@ class ClearOptions:
     dry_run: bool
     plugins: dict[str, str | None]
 
+    @property
+    def narrow(self) -> bool:
+        """Whether models or kinds are named."""
+        return bool(self.models or self.kinds)
+
 
 def list_cache(plugins: dict[str, str | None], output: Output) -> ExitCode:
     """Raises UsageError for a loader that keeps nothing."""
@@ -89,29 +94,54 @@ def list_cache(plugins: dict[str, str | None], output: Output) -> ExitCode:
 def clear_cache(options: ClearOptions, output: Output) -> ExitCode:
     """Removes what is meant and not in use. Exit 1 when something that is meant stays. Raises UsageError for
     nothing meant, for a name that no model has, and for an age that is none."""
-    narrow = bool(options.models or options.kinds)
-    if not (narrow or options.older_than or options.everything):
+    least = _least_age(options)
+    found, chosen = _found(options.plugins)
+    cache, now = _cache(found, chosen), time.time()
+    meant = [model for model in _meant(options, cache) if now - model.used >= least]
+    removed, kept = _clear_models(meant, cache, options, output)
+    sums = [_sum(removed)] if removed or options.models or not options.narrow else []
+    whole = not kept
+    for kind in StoredKind:
+        if kind in options.kinds or not options.narrow:
+            nbytes, all_gone = _clear_others(kind, least, _storages(found, chosen), options, output)
+            whole = whole and all_gone
+            sums += [f"{_SAID[kind]}, {bytes_text(nbytes)}"] if nbytes else []
+    if not output.json_lines:
+        said = "; ".join(sums) or "nothing"
+        output.text(f"{'would remove' if options.dry_run else 'removed'} {said}\n")
+    return ExitCode.COMPLETED if whole else ExitCode.FAULTED
+
+
+def _least_age(options: ClearOptions) -> float:
+    """Seconds since their last use of what is meant. Raises UsageError where nothing is meant, or two things
+    at once."""
+    if not (options.narrow or options.older_than or options.everything):
         raise UsageError(
             "nothing says what to remove",
             hint="name models, or give --older-than 30d, --temporary, --kernels or --all",
         )
-    if options.everything and (narrow or options.older_than):
+    if options.everything and (options.narrow or options.older_than):
         raise UsageError("--all was given beside a narrower choice", hint="leave one of them out")
-    least = _age(options.older_than) if options.older_than else 0.0
-    found, chosen = _found(options.plugins)
-    cache, now = _cache(found, chosen), time.time()
+    return _age(options.older_than) if options.older_than else 0.0
+
+
+def _meant(options: ClearOptions, cache: ModelCache) -> list[CachedModel]:
+    """The models that are named, or all where nothing narrower is. Raises UsageError for a name that none
+    has."""
     models = cache.models()
     for name in options.models:
         if not any(name in (model.key, model.name) for model in models):
             raise UsageError(
                 f"the cache {cache.folder} has no model {name!r}", hint="see `swactor-cli cache list`"
             )
-    meant = [
-        model
-        for model in models
-        if (not narrow or model.key in options.models or model.name in options.models)
-        and now - model.used >= least
-    ]
+    named = frozenset(options.models)
+    return [model for model in models if not options.narrow or named & {model.key, model.name}]
+
+
+def _clear_models(
+    meant: list[CachedModel], cache: ModelCache, options: ClearOptions, output: Output
+) -> tuple[list[CachedModel], list[CachedModel]]:
+    """Those that are gone or would go, and those that stay."""
     removed: list[CachedModel] = []
     kept: list[CachedModel] = []
     for model in meant:
@@ -121,17 +151,7 @@ def clear_cache(options: ClearOptions, output: Output) -> ExitCode:
             output.record(_record("removed" if gone else "kept", model))
         elif not gone:
             output.warning(f"{model.name} ({model.key}) is in use and stays")
-    others_kept = False
-    sums = [_sum(removed)] if removed or options.models or not narrow else []
-    for kind in StoredKind:
-        if kind in options.kinds or not narrow:
-            nbytes, all_gone = _clear_others(kind, least, _storages(found, chosen), options, output)
-            others_kept = others_kept or not all_gone
-            sums += [f"{_SAID[kind]}, {bytes_text(nbytes)}"] if nbytes else []
-    if not output.json_lines:
-        said = "; ".join(sums) or "nothing"
-        output.text(f"{'would remove' if options.dry_run else 'removed'} {said}\n")
-    return ExitCode.FAULTED if kept or others_kept else ExitCode.COMPLETED
+    return removed, kept
 
 
 def _clear_others(

@@ -1,4 +1,7 @@
-"""`swactor-cli node`: one node of a cluster file, until it is told to stop."""
+"""`swactor-cli node`: one node of a cluster file, until it is told to stop.
+
+Knows how options, cluster file and key become one node's settings. Must not know what a node is made of.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file
 from swactor_core.errors import UsageError
 from swactor_core.hosting import local_names, nodes_in_process
 from swactor_core.ids import NodeId, RunId, node_hex, node_id_of
-from swactor_core.plan import EdgeEndpoint, GgufSource, RunPlan
+from swactor_core.memory import StageMemory
+from swactor_core.plan import EdgeEndpoint, EdgePlan, GgufSource, RunPlan, StagePlan
 from swactor_core.planner import (
     EdgeIdAllocator,
     NodeCapacity,
@@ -149,75 +150,84 @@ def _record(
     that a stage holds, counts against the node's memory. `weights` are in the model's `file`, in `memory`
     outside of it, or null where the worker does not say; `weights_predicted`, where a run decides by what is
     free then."""
-    facts = model.facts
-    tensors, sizes = Counter[str](), Counter[str]()
-    for tensor in model.manifest(0, facts.num_layers).tensors:
-        tensors[tensor.type_name] += 1
-        sizes[tensor.type_name] += tensor.nbytes
-    stages = []
     workers = [node.worker for node in inventory]
-    held = stage_memory(plan, facts, prefill_chunk=options.prefill_chunk, workers=workers)
+    held = stage_memory(plan, model.facts, prefill_chunk=options.prefill_chunk, workers=workers)
     said = [worker for worker in workers if worker is not None]
-    for stage, node, memory in zip(plan.stages, inventory, held, strict=True):
-        tensors_of = model.manifest(stage.layer_start, stage.layer_end_exclusive).tensors
-        weights = sum(tensor.nbytes for tensor in tensors_of)
-        stages.append(
-            {
-                "stage_index": stage.stage_index,
-                "node": names[stage.node_id],
-                "node_id": node_hex(stage.node_id),
-                "layer_start": stage.layer_start,
-                "layer_end_exclusive": stage.layer_end_exclusive,
-                "fetch_bytes": weights + facts.header_bytes if remote else 0,
-                "weight_bytes": weights,
-                "kv_bytes": memory.kv,
-                "scratch_bytes": memory.scratch,
-                "copies_bytes": memory.copies,
-                "process_bytes": memory.process,
-                "need_bytes": memory.total,
-                "memory_bytes": node.memory_bytes,
-            }
-        )
-
-    def end(endpoint: EdgeEndpoint) -> str:
-        return ORCHESTRATOR if endpoint.stage_index is None else f"stage {endpoint.stage_index}"
-
     return {
         "type": "plan",
-        "model": {
-            "id": facts.model_id,
-            "architecture": facts.architecture,
-            "num_layers": facts.num_layers,
-            "hidden_dim": facts.hidden_dim,
-            "vocab_size": facts.vocab_size,
-            "context_length": facts.context_length,
-            "tied_head": facts.tied_head,
-            "file_bytes": facts.file_bytes,
-            "header_bytes": facts.header_bytes,
-            "tensor_types": [
-                {"type": name, "tensors": tensors[name], "bytes": size} for name, size in sizes.most_common()
-            ],
-        },
+        "model": _model_record(model),
         "prompt_tokens": len(plan.runtime.prompt),
         "max_tokens": plan.max_tokens,
         "max_seq_len": plan.model.max_seq_len,
         "weights": None if not said else "file" if all(stage.in_file for stage in held) else "memory",
         "weights_predicted": any(worker.in_memory is not None for worker in said),
-        "stages": stages,
-        "edges": [
-            {
-                "edge_id": edge.edge_id,
-                "kind": str(edge.kind),
-                "producer": end(edge.producer),
-                "consumer": end(edge.consumer),
-                "object_kind": str(edge.object_spec.kind),
-                "row_bytes": edge.object_spec.row_bytes,
-                "max_object_bytes": edge.object_spec.max_extent,
-                "ring_bytes": edge.ring_capacity,
-            }
-            for edge in plan.edges
+        "stages": [
+            _stage_record(stage, model, names[stage.node_id], memory, node.memory_bytes, remote=remote)
+            for stage, node, memory in zip(plan.stages, inventory, held, strict=True)
+        ],
+        "edges": [_edge_record(edge) for edge in plan.edges],
+    }
+
+
+def _model_record(model: Model) -> dict[str, Any]:
+    facts = model.facts
+    tensors, sizes = Counter[str](), Counter[str]()
+    for tensor in model.manifest(0, facts.num_layers).tensors:
+        tensors[tensor.type_name] += 1
+        sizes[tensor.type_name] += tensor.nbytes
+    return {
+        "id": facts.model_id,
+        "architecture": facts.architecture,
+        "num_layers": facts.num_layers,
+        "hidden_dim": facts.hidden_dim,
+        "vocab_size": facts.vocab_size,
+        "context_length": facts.context_length,
+        "tied_head": facts.tied_head,
+        "file_bytes": facts.file_bytes,
+        "header_bytes": facts.header_bytes,
+        "tensor_types": [
+            {"type": name, "tensors": tensors[name], "bytes": size} for name, size in sizes.most_common()
         ],
     }
+
+
+def _stage_record(
+    stage: StagePlan, model: Model, node: str, held: StageMemory, declared: int | None, *, remote: bool
+) -> dict[str, Any]:
+    """`held` is what the stage takes of the `declared` bytes of its `node`."""
+    weights = sum(t.nbytes for t in model.manifest(stage.layer_start, stage.layer_end_exclusive).tensors)
+    return {
+        "stage_index": stage.stage_index,
+        "node": node,
+        "node_id": node_hex(stage.node_id),
+        "layer_start": stage.layer_start,
+        "layer_end_exclusive": stage.layer_end_exclusive,
+        "fetch_bytes": weights + model.facts.header_bytes if remote else 0,
+        "weight_bytes": weights,
+        "kv_bytes": held.kv,
+        "scratch_bytes": held.scratch,
+        "copies_bytes": held.copies,
+        "process_bytes": held.process,
+        "need_bytes": held.total,
+        "memory_bytes": declared,
+    }
+
+
+def _edge_record(edge: EdgePlan) -> dict[str, Any]:
+    return {
+        "edge_id": edge.edge_id,
+        "kind": str(edge.kind),
+        "producer": _end_name(edge.producer),
+        "consumer": _end_name(edge.consumer),
+        "object_kind": str(edge.object_spec.kind),
+        "row_bytes": edge.object_spec.row_bytes,
+        "max_object_bytes": edge.object_spec.max_extent,
+        "ring_bytes": edge.ring_capacity,
+    }
+
+
+def _end_name(endpoint: EdgeEndpoint) -> str:
+    return ORCHESTRATOR if endpoint.stage_index is None else f"stage {endpoint.stage_index}"
 
 
 def _show(record: dict[str, Any], output: Output) -> None:

@@ -1,4 +1,8 @@
-"""`swactor-cli run`: a prompt through a pipeline, on a local pool of node processes or on a cluster."""
+"""`swactor-cli run`: a prompt through a pipeline, on a local pool of node processes or on a cluster.
+
+Knows the order in which a run is prepared, and what is said of its end. Must not know how a run is decided or
+what its nodes do: a session is all that it sees of them.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +16,9 @@ from functools import cache, partial
 from typing import Any
 
 from swactor_core.checks import CheckStatus
-from swactor_core.config import PluginChoice, choose_plugins, load_cluster_file, offline
+from swactor_core.config import offline
 from swactor_core.errors import ResourceError, UsageError
-from swactor_core.hosting import (
-    local_names,
-    memory_of_workers,
-    nodes_in_process,
-    refuse_separate_processes,
-    refuse_this_machine,
-    refuse_unfit_model,
-    refuse_wrong_settings,
-    uses_udp,
-    worker_in_process,
-)
+from swactor_core.hosting import memory_of_workers, refuse_unfit_model
 from swactor_core.ids import NodeId, RunId, node_hex
 from swactor_core.machines.run import RunBounds
 from swactor_core.machines.run_effects import RunOutcome
@@ -34,7 +28,6 @@ from swactor_core.orchestrator.orchestrator import RunRequest, RunResult
 from swactor_core.orchestrator.session import ClusterSession, LocalSession
 from swactor_core.plan import GgufSource, RunPlan, SamplingPolicy, TokenOutputPolicy
 from swactor_core.planner import EdgeIdAllocator, NodeCapacity, plan_run, positions_of
-from swactor_core.plugins import load_plugins
 from swactor_core.spi.loader import Model, Tokenizer
 from swactor_core.spi.provider import Kind
 from swactor_core.unwaited import EventLoop
@@ -47,13 +40,12 @@ from swactor_cli.interrupts import Interrupts, held
 from swactor_cli.keys import orchestrator_key_file
 from swactor_cli.models import Room, check_memory_here, has_tokenizer, open_model, tokenizer_of
 from swactor_cli.output import Output, OutputLost
+from swactor_cli.pools import ChosenPool, choose_pool
 from swactor_cli.progress import Display
 from swactor_cli.prompts import check_prompt, check_text, prompt_ids_of
 from swactor_cli.sampling_options import fitted
 from swactor_cli.side_files import SideFiles, check_place
-from swactor_cli.sizes import parse_bytes
 from swactor_cli.statistics import statistics, summary
-from swactor_cli.worker_options import worker_settings
 
 EXIT_OF = {
     RunOutcome.COMPLETED: ExitCode.COMPLETED,
@@ -98,70 +90,26 @@ def run(options: RunOptions, output: Output) -> ExitCode:
     )
     for option, path in (("--events", options.events), ("--logits", options.logits)):
         check_place(option, path)
-    memory = None if options.memory is None else parse_bytes(options.memory, option="--memory")
-    file = load_cluster_file(options.cluster) if options.cluster is not None else None
-    choice = choose_plugins(file.plugins if file is not None else PluginChoice(), options.plugins)
-    plugins = load_plugins(blocked=choice.blocked)
-    for kind in (Kind.ARENA, Kind.TRANSPORT, Kind.MEMBERSHIP, Kind.WORKER):
-        plugins.select(kind, getattr(choice, kind))
-    worker = worker_settings(options.device, options.worker_options)
-    if file is None:
-        worker_in_process(plugins, choice)
-        refuse_wrong_settings(plugins, choice, worker)
-    else:
-        refuse_separate_processes(plugins, choice)
-    nodes = (2 if options.nodes is None else options.nodes) if file is None else len(file.cluster.nodes)
-    names = local_names(nodes) if file is None else [node.name for node in file.cluster.nodes]
-    loader = plugins.select(Kind.LOADER, choice.loader).make()
+    pool = choose_pool(
+        options.cluster,
+        options.plugins,
+        nodes=options.nodes,
+        memory=options.memory,
+        device=options.device,
+        worker_options=options.worker_options,
+    )
     with ExitStack() as closing:
-        able = cache(partial(refuse_this_machine, plugins, choice, worker) if file is None else lambda: None)
-        path, model = open_model(loader, options.model, output, before_fetch=able)
-        closing.callback(model.close)
-        able()
-        if options.pre is not None and options.prompt_ids is not None and has_tokenizer(model):
-            raise UsageError(
-                "--pre and --prompt-ids exclude each other", hint="ids are not tokenized: leave --pre out"
-            )
+        path, model = _opened(options, pool, closing, output)
         runner = closing.enter_context(asyncio.Runner(loop_factory=EventLoop))
         ahead, room = NodesAhead(), Room()
-        if file is None and not nodes_in_process(plugins, choice):
-            if uses_udp(plugins, choice) and (udp := check_udp()).status is CheckStatus.FAIL:
-                raise ResourceError(udp.detail, hint=udp.remedy)  # its nodes would wait for one another
-            closing.callback(lambda: runner.run(ahead.close()))
-            with held():
-                runner.run(ahead.start(nodes))
+        if pool.starts_processes:
+            _start_ahead(pool, ahead, runner, closing)
         tokenizer = tokenizer_of(model, options.pre)
-        local = file is None
-        request = _request(options, model, tokenizer, _uri(path, options.model, local=local))
-        bare = tokenizer is not None and not tokenizer.has_chat_template
-        watched = not output.json_lines or output.interactive
-        if watched and bare and options.prompt is not None and not options.raw:
-            output.note("the model has no chat template: the prompt goes to it as it is")
+        request = _request(options, model, tokenizer, _uri(path, options.model, local=pool.local))
+        _note_bare_prompt(options, tokenizer, output)
         answer = Answer(tokenizer.stream() if tokenizer is not None else None, options.stops)
-        positions = positions_of(request.facts, request.choices())
-        whole = model.manifest(0, model.facts.num_layers)
-        say = memory_of_workers(
-            plugins, choice, whole, positions=positions, prefill_chunk=request.prefill_chunk
-        )
-        mine = say({"worker": plugins.select(Kind.WORKER, choice.worker).name, "settings": worker})
-        free = room.own if file is None else None
-        plan = _check_plan(
-            request,
-            [
-                NodeCapacity(NodeId(i + 1), memory, mine, name, free_bytes=free)
-                for i, name in enumerate(names)
-            ],
-            output,
-        )
-        if file is None and memory is None:
-            check_memory_here(
-                plan, request.facts, output,
-                prefill_chunk=request.prefill_chunk, worker=mine, room=room,
-                node_processes=not nodes_in_process(plugins, choice), path=path,
-            )  # fmt: skip
-        request = replace(request, worker_memory=say)
-        refuse_unfit_model(plugins, choice, whole, positions=positions)
-        if file is None and offline() and model.to_fetch(0, model.facts.num_layers):
+        request = _with_memory(request, pool, model, room, path=path, output=output)
+        if pool.local and offline() and model.to_fetch(0, model.facts.num_layers):
             model.fetch(0, model.facts.num_layers)  # which says what is missing: nodes here have this cache
         inputs = {
             "the model": path,
@@ -170,23 +118,11 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         }
         side = SideFiles(options.events, options.logits, inputs=inputs)
         closing.callback(side.close)
-
-        def make_session() -> LocalSession | ClusterSession:
-            if file is None:
-                return LocalSession(
-                    plugins, choice,
-                    nodes=nodes, worker=worker, memory_bytes=memory, objects=side.objects, sinks=side.sinks,
-                    ahead=ahead,
-                )  # fmt: skip
-            return ClusterSession(
-                plugins, file, choice,
-                seed=seed, pool_deadline=options.pool_timeout, objects=side.objects, sinks=side.sinks,
-            )  # fmt: skip
-
         seed = b""
-        if file is not None:
+        if not pool.local:
             seed = load_or_create_seed(orchestrator_key_file())
             closing.enter_context(key_in_use(orchestrator_key_file()))
+        make_session = partial(_session, options, pool, side, seed=seed, ahead=ahead)
 
         display = Display(output, answer)
         interrupts = Interrupts()
@@ -194,6 +130,80 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         result = runner.run(_drive(make_session, request, display, side, output, interrupts))
         side.finish()
         return _finish(result, display, side, output)
+
+
+def _opened(options: RunOptions, pool: ChosenPool, closing: ExitStack, output: Output) -> tuple[str, Model]:
+    """The model's place on this machine and the model, which `closing` closes. What speaks against this
+    machine is said before anything is fetched, and in any case."""
+    able = cache(pool.refuse_this_machine)
+    loader = pool.plugins.select(Kind.LOADER, pool.choice.loader).make()
+    path, model = open_model(loader, options.model, output, before_fetch=able)
+    closing.callback(model.close)
+    able()
+    if options.pre is not None and options.prompt_ids is not None and has_tokenizer(model):
+        raise UsageError(
+            "--pre and --prompt-ids exclude each other", hint="ids are not tokenized: leave --pre out"
+        )
+    return path, model
+
+
+def _start_ahead(pool: ChosenPool, ahead: NodesAhead, runner: asyncio.Runner, closing: ExitStack) -> None:
+    """Node processes import what they need while the prompt is made. Raises ResourceError."""
+    if pool.uses_udp and (udp := check_udp()).status is CheckStatus.FAIL:
+        raise ResourceError(udp.detail, hint=udp.remedy)  # its nodes would wait for one another
+    closing.callback(lambda: runner.run(ahead.close()))
+    with held():
+        runner.run(ahead.start(len(pool.names)))
+
+
+def _note_bare_prompt(options: RunOptions, tokenizer: Tokenizer | None, output: Output) -> None:
+    watched = not output.json_lines or output.interactive
+    bare = tokenizer is not None and not tokenizer.has_chat_template
+    if watched and bare and options.prompt is not None and not options.raw:
+        output.note("the model has no chat template: the prompt goes to it as it is")
+
+
+def _with_memory(
+    request: RunRequest, pool: ChosenPool, model: Model, room: Room, *, path: str, output: Output
+) -> RunRequest:
+    """The request with what the pool's workers say of their memory. Raises UsageError or ModelError, before
+    any node has its settings, for a model that no plan fits, or that no worker would run. `room` is what was
+    left here before they started."""
+    plugins, choice = pool.plugins, pool.choice
+    positions = positions_of(request.facts, request.choices())
+    whole = model.manifest(0, model.facts.num_layers)
+    say = memory_of_workers(plugins, choice, whole, positions=positions, prefill_chunk=request.prefill_chunk)
+    mine = say({"worker": plugins.select(Kind.WORKER, choice.worker).name, "settings": pool.worker})
+    free = room.own if pool.local else None
+    inventory = [
+        NodeCapacity(NodeId(i + 1), pool.memory_bytes, mine, name, free_bytes=free)
+        for i, name in enumerate(pool.names)
+    ]
+    plan = _check_plan(request, inventory, output)
+    if pool.local and pool.memory_bytes is None:
+        check_memory_here(
+            plan, request.facts, output,
+            prefill_chunk=request.prefill_chunk, worker=mine, room=room,
+            node_processes=pool.starts_processes, path=path,
+        )  # fmt: skip
+    refuse_unfit_model(plugins, choice, whole, positions=positions)
+    return replace(request, worker_memory=say)
+
+
+def _session(
+    options: RunOptions, pool: ChosenPool, side: SideFiles, *, seed: bytes, ahead: NodesAhead
+) -> LocalSession | ClusterSession:
+    """`seed` is of this machine's key, which a cluster knows; `ahead` holds processes of a local pool."""
+    if pool.file is None:
+        return LocalSession(
+            pool.plugins, pool.choice,
+            nodes=len(pool.names), worker=pool.worker, memory_bytes=pool.memory_bytes,
+            objects=side.objects, sinks=side.sinks, ahead=ahead,
+        )  # fmt: skip
+    return ClusterSession(
+        pool.plugins, pool.file, pool.choice,
+        seed=seed, pool_deadline=options.pool_timeout, objects=side.objects, sinks=side.sinks,
+    )  # fmt: skip
 
 
 def _request(options: RunOptions, model: Model, tokenizer: Tokenizer | None, uri: str) -> RunRequest:

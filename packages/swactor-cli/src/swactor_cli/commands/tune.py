@@ -20,6 +20,7 @@ from swactor_core.hosting import (
 )
 from swactor_core.ids import NodeId, RunId
 from swactor_core.machines.provisioning import provision_stage, stage_config
+from swactor_core.messages import LoadPhase
 from swactor_core.plan import GgufSource
 from swactor_core.planner import EdgeIdAllocator, NodeCapacity, RuntimeChoices, plan_run, positions_of
 from swactor_core.plugins import load_plugins
@@ -133,8 +134,9 @@ class _Bar:
 
     def show(self, progress: LoadProgress) -> None:
         if self._bars is not None:
-            what = harmless_line(f"{self._stage}: {PHASES.get(progress.phase, progress.phase)}")
+            phase = PHASES.get(progress.phase, progress.phase)  # straight from the plug-in
+            what = harmless_line(f"{self._stage}: {phase}")
             self._bars.update(self._task, description=what, completed=progress.done, total=progress.total)
-        elif progress.phase == "search" and not self._searching:
+        elif progress.phase == LoadPhase.SEARCH and not self._searching:
             self._searching = True
-            self._output.note(f"{self._stage}: {PHASES['search']}, which takes minutes")
+            self._output.note(f"{self._stage}: {PHASES[LoadPhase.SEARCH]}, which takes minutes")

@@ -1,4 +1,7 @@
-"""Hosts one machine as an actor: steps it with the clock, performs all its actions before the next step."""
+"""Hosts one machine as an actor: steps it with the clock, performs all its actions before the next step.
+
+Must not know any particular machine: effects are its owner's to perform.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Token endpoint of the orchestrator (spec sections 10, 13): producer of token-in, consumer of token-out.
 
 A producer and consumer like any other: its rings are leased, its edges established and torn down by the same
-records and gates as a stage's. Knows ids and sequences; the adapter writes and reads the records.
+records and gates as a stage's. Knows ids and sequences; the adapter writes and reads the records. Must not
+know when the run ends.
 """
 
 from __future__ import annotations

@@ -105,8 +105,8 @@ class PoolGate(Machine[PoolState]):
         Row(S.WAITING_FOR_NODES, PlanCommitted, "_committed_lost", (S.COMMITTED,)),
         Row(S.CONVERGING, PlanCommitted, "_committed_lost", (S.COMMITTED,)),
         Row(S.COMMITTED, MemberChanged, "_member_committed", (S.COMMITTED,)),
-        Row(S.COMMITTED, NodeLost, "_lost", (S.COMMITTED,)),
-        Row(S.COMMITTED, NodeFaulted, "_faulted_committed", (S.COMMITTED,)),
+        Row(S.COMMITTED, NodeLost, "_tell_run", (S.COMMITTED,)),
+        Row(S.COMMITTED, NodeFaulted, "_tell_run", (S.COMMITTED,)),
         *(Row(S.COMMITTED, late, None, (S.COMMITTED,)) for late in (NodeAvailable, WatchRefused)),
         *(Row(state, Shutdown, "_close", (S.CLOSED,)) for state in (*_GATE, S.COMMITTED, S.ABORTED)),
         *(
@@ -273,11 +273,7 @@ class PoolGate(Machine[PoolState]):
         lost = NodeLost(member.node_id, by_membership=True, detail=f"{member.name} {what}")
         return S.COMMITTED, (Send(RUN, lost),)
 
-    def _lost(self, event: NodeLost, now: float) -> Outcome[PoolState]:
-        actions: tuple[Action, ...] = (Send(RUN, event),) if event.node_id in self.candidates else ()
-        return S.COMMITTED, actions
-
-    def _faulted_committed(self, event: NodeFaulted, now: float) -> Outcome[PoolState]:
+    def _tell_run(self, event: NodeLost | NodeFaulted, now: float) -> Outcome[PoolState]:
         actions: tuple[Action, ...] = (Send(RUN, event),) if event.node_id in self.candidates else ()
         return S.COMMITTED, actions
 

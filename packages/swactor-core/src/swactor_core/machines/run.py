@@ -34,6 +34,7 @@ from swactor_core.messages import (
     EndpointsReady,
     EndpointsStopped,
     InjectTokens,
+    LoadPhase,
     NodeFaulted,
     NodeLost,
     OperatorStop,
@@ -223,7 +224,7 @@ class Run(Machine[RunState]):
     def _progress(self, event: StageProgress, now: float) -> Outcome[RunState]:
         if not self._of_this_run(event):
             return S.WAITING_READY, ()
-        if event.phase != "download" or event.done <= self._fetched.get(event.stage_index, 0):
+        if event.phase is not LoadPhase.DOWNLOAD or event.done <= self._fetched.get(event.stage_index, 0):
             return S.WAITING_READY, (ReportProgress(event),)
         # A large model may take longer to come than any bound for getting ready: the bound is for silence.
         self._fetched[event.stage_index] = event.done
@@ -234,7 +235,7 @@ class Run(Machine[RunState]):
         if not self._of_this_run(event):
             return S.WAITING_READY, ()
         self._ready.add(event.stage_index)
-        ready = StageProgress(event.run_id, event.stage_index, "ready", 1, 1)
+        ready = StageProgress(event.run_id, event.stage_index, LoadPhase.READY, 1, 1)
         target, actions = self._if_ready(now)
         return target, (ReportProgress(ready), *actions)
 

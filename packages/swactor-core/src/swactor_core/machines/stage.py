@@ -28,6 +28,7 @@ from swactor_core.messages import (
     EdgeFailed,
     EdgeReady,
     EdgeStopped,
+    LoadPhase,
     ObjectLoaded,
     ObjectProduced,
     ProvisionStage,
@@ -174,7 +175,7 @@ class StageController(Machine[StageState]):
         )
 
     def _fetching(self, event: ModelFetch, now: float) -> Outcome[StageState]:
-        return S.PREPARING, (self._progress_report("download", event.done, event.total),)
+        return S.PREPARING, (self._progress_report(LoadPhase.DOWNLOAD, event.done, event.total),)
 
     def _opened(self, event: ModelOpened, now: float) -> Outcome[StageState]:
         self._teardown.role_touched = True
@@ -197,7 +198,7 @@ class StageController(Machine[StageState]):
             return S.PREPARING, ()
         return S.PREPARING, (self._progress_report(event.phase, event.done, event.total),)
 
-    def _progress_report(self, phase: str, done: int, total: int) -> Send:
+    def _progress_report(self, phase: LoadPhase, done: int, total: int) -> Send:
         plan = self.provisioned
         return Send(ORCHESTRATOR, StageProgress(plan.run_id, plan.stage_index, phase, done, total))
 

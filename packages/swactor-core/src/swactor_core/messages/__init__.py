@@ -92,6 +92,7 @@ if TYPE_CHECKING:
     from swactor_core.messages.worker_events import (
         WORKER_EVENTS,
         DeviceObjectReleased,
+        LoadPhase,
         ObjectFailed,
         ObjectLoaded,
         ObjectProduced,
@@ -143,6 +144,7 @@ __all__ = [
     "InputBinding",
     "InstallRing",
     "LeaseRing",
+    "LoadPhase",
     "NodeAvailable",
     "NodeFaulted",
     "NodeLost",

@@ -7,6 +7,7 @@ from typing import Any
 
 from swactor_core.faults import Fault
 from swactor_core.ids import EdgeId, NodeId, PortId, RoleId, RunId, StageIndex
+from swactor_core.messages.worker_events import LoadPhase
 from swactor_core.plan import EdgeKind, GgufSource, SamplingPolicy, TokenOutputPolicy
 from swactor_core.specs import DTypeFamily, ObjectSpec, RingSpec
 from swactor_core.values import frozen
@@ -107,11 +108,11 @@ class StageFault:
 
 @frozen
 class StageProgress:
-    """How far a stage's preparation is: `phase` is a word for people, counts are bytes or steps."""
+    """How far a stage's preparation is; counts are bytes or steps, as the phase has them."""
 
     run_id: RunId
     stage_index: StageIndex
-    phase: str
+    phase: LoadPhase
     done: int
     total: int
 

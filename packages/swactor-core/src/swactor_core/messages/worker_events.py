@@ -49,10 +49,24 @@ class WorkerStopped:
     reason: WorkerStoppedReason
 
 
+class LoadPhase(StrEnum):
+    """What a stage is prepared by, in this order; a phase that has nothing to do is left out. The first is
+    its node's, counted in bytes, the others its worker's."""
+
+    DOWNLOAD = "download"
+    WEIGHTS = "weights"
+    """Bytes bound."""
+    SEARCH = "search"
+    """Kernels timed."""
+    COMPILE = "compile"
+    """Kernels warmed up."""
+    READY = "ready"
+
+
 @frozen
 class RoleProgress:
     role_id: RoleId
-    phase: str
+    phase: LoadPhase
     done: int
     total: int
 

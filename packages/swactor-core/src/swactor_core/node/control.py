@@ -1,9 +1,9 @@
 """Control service of a node: who may command it, and how its reports leave (spec sections 4 and 5).
 
 Takes channels from authorised orchestrators only; anything else is refused with the reason, counted and
-reported. Reports go
-out in order, one at a time, through a bounded queue; lifecycle events are batched. Losing the orchestrator
-that owns the active run is told to `on_lost`. Knows frames and messages, no stage and no worker.
+logged. Reports go out in order, one at a time; lifecycle events are batched, and dropped and counted when
+too many wait. Losing the orchestrator that owns the active run is told to `on_lost`. Knows frames and
+messages, no stage and no worker.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Assembly of one node (spec sections 5 and 8): all of `NodeAvailable`, in the order of `machines/node.py`.
 
 The adapter of NodeLife: starts transport and membership, connects membership to the transport's peers, hands
-commands from the orchestrator to the stage host. Ends with ExitProcess, always within its bounds.
+commands from the orchestrator to the stage host. Ends with ExitProcess, always within its bounds. Must not
+know how a run is decided, nor what a plug-in does inside.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ from swactor_core.node.worker_inline import InProcessWorker
 from swactor_core.node.worker_process import WorkerProcess
 from swactor_core.observe.bus import EventBus
 from swactor_core.plugins import Plugins
+from swactor_core.spi.arena import ArenaPlugin
 from swactor_core.spi.membership import Member, Membership, MembershipContext
 from swactor_core.spi.provider import Kind
 from swactor_core.spi.transport import Transport, TransportContext
@@ -84,8 +86,7 @@ class Node:
         transports = plugins.select(Kind.TRANSPORT, choice.transport)
         self._transports, self._crosses = transports.make(), transports.crosses_processes
         self._memberships = plugins.select(Kind.MEMBERSHIP, choice.membership).make()
-        arena = plugins.select(Kind.ARENA, choice.arena).make()
-        worker = plugins.select(Kind.WORKER, choice.worker)
+        arena: ArenaPlugin = plugins.select(Kind.ARENA, choice.arena).make()
         loader = plugins.select(Kind.LOADER, choice.loader).make()
         self.public_key: bytes = self._transports.public_key(self._seed)
         self.node_id: NodeId = node_id_of(self.public_key)
@@ -121,38 +122,33 @@ class Node:
             to_orchestrator=self._report,
             on_stopped=self._announce,
         )
-        self._worker: InProcessWorker | WorkerProcess
-        if worker_in_process(plugins, choice):
-            self._worker = InProcessWorker(
-                self.system, arena=arena, descriptor=self._arena_fd, backend=worker.make
-            )
-        else:
-            self._worker = WorkerProcess(
-                self.system,
-                worker=choice.worker,
-                arena_name=choice.arena,
-                blocked=choice.blocked,
-                modules=(
-                    plugins.module_of(Kind.ARENA, choice.arena),
-                    plugins.module_of(Kind.WORKER, choice.worker),
-                ),
-                arena=self._arena_fd,
-                lost_page=self.stages.lost_page,
-            )
+        self._worker = self._make_worker(arena)
+        ceiling = settings.arena_ceiling
         ctl = GpuWorkerCtl(
-            WorkerPolicy(),
-            arena_ceiling=settings.arena_ceiling,
-            ring_helper_abi=arena.abi,
-            backend=settings.worker,
+            WorkerPolicy(), arena_ceiling=ceiling, ring_helper_abi=arena.abi, backend=settings.worker
         )
         self._host(WORKER, ctl, self._worker.perform)
         self.life = NodeLife(
-            self.node_id,
-            arena_ceiling=settings.arena_ceiling,
-            boot_bound=BOOT_BOUND,
-            stop_bound=STOP_BOUND,
+            self.node_id, arena_ceiling=ceiling, boot_bound=BOOT_BOUND, stop_bound=STOP_BOUND
         )
         self._host(NODE, self.life, self._perform)
+
+    def _make_worker(self, arena: ArenaPlugin) -> InProcessWorker | WorkerProcess:
+        """The adapter of the worker's machine; the worker itself is not started."""
+        plugins, choice = self._plugins, self.settings.plugins
+        if worker_in_process(plugins, choice):
+            backend = plugins.select(Kind.WORKER, choice.worker).make
+            return InProcessWorker(self.system, arena=arena, descriptor=self._arena_fd, backend=backend)
+        parts = (Kind.ARENA, choice.arena), (Kind.WORKER, choice.worker)
+        return WorkerProcess(
+            self.system,
+            worker=choice.worker,
+            arena_name=choice.arena,
+            blocked=choice.blocked,
+            modules=tuple(plugins.module_of(kind, name) for kind, name in parts),
+            arena=self._arena_fd,
+            lost_page=self.stages.lost_page,
+        )
 
     def _host(self, address: Address, machine: Any, perform: Any) -> None:
         actor = MachineActor(self.system, address, machine=machine, bus=self.bus, perform=perform)

@@ -1,7 +1,7 @@
 """Whom this process may talk to: members, the authorised orchestrators, the nodes of the cluster file.
 
 Keeps the transport's peer table equal to the membership view, and takes leave of all of them. Shared by node
-and orchestrator.
+and orchestrator, and must not know which of the two it serves, nor any run.
 """
 
 from __future__ import annotations

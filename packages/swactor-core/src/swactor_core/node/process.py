@@ -1,4 +1,7 @@
-"""Life ties of a process to its parent: dies with it, and is deaf to the terminal's Ctrl-C when managed."""
+"""Life ties of a process to its parent: dies with it, and is deaf to the terminal's Ctrl-C when managed.
+
+Knows prctl, signals and `/proc` of Linux. Must not know what the process does.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def tied_to_parent(parent: int) -> bool:
     """SIGKILL for this process when its parent ends; False when that has ended already.
 
     `parent` is the pid that started this process (prctl(2): the setting is not inherited by children). The
-    kernel watches the thread that started it, so parents start it from their main thread.
+    kernel watches the thread that started it, so parents start it from their main thread. Raises OSError.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

@@ -1,4 +1,7 @@
-"""The end of a child process: seen at once, whatever it leaves behind; and its pipes with it."""
+"""The end of a child process: seen at once, whatever it leaves behind; and its pipes with it.
+
+Must not know what the child was for: workers and nodes end alike.
+"""
 
 from __future__ import annotations
 

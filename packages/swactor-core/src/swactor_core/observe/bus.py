@@ -1,4 +1,7 @@
-"""Event bus: stamps lifecycle events and hands them to sinks. A sink's failure is counted and said once."""
+"""Event bus: stamps lifecycle events and hands them to sinks. A sink's failure is counted and said once.
+
+Must not know what an event means, nor who asked for it.
+"""
 
 from __future__ import annotations
 

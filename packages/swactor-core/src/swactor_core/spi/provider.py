@@ -1,4 +1,7 @@
-"""What a plug-in hands out at start-up: a named factory for one kind of part."""
+"""What a plug-in hands out at start-up: a named factory for one kind of part.
+
+Knows what can be asked before a part is made. Must not know any plug-in, nor what its parts do.
+"""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from swactor_core.errors import SwactorError
 from swactor_core.faults import RoleFailure, StepFailure
+from swactor_core.messages import LoadPhase
 from swactor_core.plan import SamplingPolicy, TokenOutputPolicy
 from swactor_core.specs import ObjectSpec
 from swactor_core.spi.loader import StageManifest
@@ -53,10 +54,10 @@ class StageConfig:
 
 @frozen
 class LoadProgress:
-    """`phase` is `weights` (bytes bound), `search` (kernels timed), `compile` (kernels warmed up) or
-    `ready`."""
+    """`done` of `total` bytes or steps of a phase of the worker's, which is any but DOWNLOAD; the last report
+    of a stage is of READY."""
 
-    phase: str
+    phase: LoadPhase
     done: int
     total: int
 

@@ -17,7 +17,7 @@ from swactor_core.errors import SwactorError
 from swactor_core.faults import RoleFailure, StepFailure
 from swactor_core.ids import RoleId
 from swactor_core.machines.worker_effects import RoleBuilt, RoleRejected, StepComputed, StepRaised
-from swactor_core.messages import RoleProgress
+from swactor_core.messages import LoadPhase, RoleProgress
 from swactor_core.schemas import Form
 from swactor_core.spi.worker import (
     LoadProgress,
@@ -42,19 +42,20 @@ class ProgressReports:
         self._role_id = role_id
         self._emit = emit
         self._clock = clock
-        self._phase: str | None = None
+        self._phase: LoadPhase | None = None
         self._next = 0.0
         self._held: RoleProgress | None = None
 
     def __call__(self, progress: LoadProgress) -> None:
-        now = self._clock()
-        report = RoleProgress(self._role_id, progress.phase, progress.done, progress.total)
-        if progress.phase == self._phase and now < self._next:
+        """Raises ValueError for a phase that there is not."""
+        now, phase = self._clock(), LoadPhase(progress.phase)
+        report = RoleProgress(self._role_id, phase, progress.done, progress.total)
+        if phase is self._phase and now < self._next:
             self._held = report
             return
-        if progress.phase != self._phase:
+        if phase is not self._phase:
             self.finish()
-        self._phase, self._next, self._held = progress.phase, now + PROGRESS_INTERVAL, None
+        self._phase, self._next, self._held = phase, now + PROGRESS_INTERVAL, None
         self._emit(report)
 
     def finish(self) -> None:

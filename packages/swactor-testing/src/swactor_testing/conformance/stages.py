@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from swactor_core.faults import StepFailure
+from swactor_core.messages import LoadPhase
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.spi.worker import LoadProgress, RoleError, StepError, StepInput, WorkerBackend
 
@@ -16,7 +17,7 @@ from swactor_testing.conformance.bounds import same_bytes
 from swactor_testing.conformance.device import DeviceContract
 from swactor_testing.conformance.worker_rig import Device, Stages, never, stage_of, tokens
 
-_PHASES = ("weights", "compile", "ready")
+_PHASES = tuple(LoadPhase)
 
 
 class StageContract(DeviceContract):
@@ -32,7 +33,7 @@ class StageContract(DeviceContract):
         stages = Stages.of(backend, self.capabilities)
         phases = [report.phase for report in stages.progress]
         assert phases == sorted(phases, key=_PHASES.index), f"phases out of order: {phases}"
-        assert phases[-1] == "ready"
+        assert phases[-1] == LoadPhase.READY
         for phase in dict.fromkeys(phases):
             reports = [report for report in stages.progress if report.phase == phase]
             done = [report.done for report in reports]
