@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swactor_core.errors import ResourceError, SwactorError, remedy_of_lack
 from swactor_core.faults import RoleFailure
@@ -22,6 +22,7 @@ from swactor_core.memory import F32_BYTES
 from swactor_core.messages import LoadPhase
 from swactor_core.plan import TokenOutputPolicy
 from swactor_core.specs import DTypeFamily, ObjectKind, ObjectSpec, align_up
+from swactor_core.spi.loader import TensorRef
 from swactor_core.spi.worker import LoadProgress, RoleError, StageConfig
 
 from swactor_worker_tinygrad import environment
@@ -38,6 +39,10 @@ from swactor_worker_tinygrad.settings import (
 )
 from swactor_worker_tinygrad.stage_tensors import StageTensors, check_model
 from swactor_worker_tinygrad.tensor_types import GRAPH_TYPES
+
+if TYPE_CHECKING:
+    from swactor_worker_tinygrad.rope_tables import Tables
+    from swactor_worker_tinygrad.weights import Ends, Weight, WeightFiles
 
 PROGRESS_SECONDS = 1.0
 _LESS_MEMORY = "use more stages, a smaller max_tokens, or a smaller quantisation"
@@ -191,41 +196,24 @@ class TinygradBackend:
         from swactor_worker_tinygrad import weights
         from swactor_worker_tinygrad.native import TYPES
         from swactor_worker_tinygrad.native_engine import NativeEngine
-        from swactor_worker_tinygrad.rope_tables import rope_tables
 
-        wanted = [ref for block in tensors.blocks for ref in block.values()]
-        single = (tensors.output_norm, tensors.head, tensors.head_bias)
-        wanted += [ref for ref in single if ref is not None]
         native = self._computes_natively()
         if not native:
             _opened(self.settings)
-        if native and tensors.embedding is not None and tensors.embedding not in wanted:
-            wanted.append(tensors.embedding)
         chunk = min(config.prefill_chunk, config.max_context)
         context = align_up(config.max_context, chunk) + chunk
         packing = self._packs(config)
         self._check_room(parameters, tensors, context=context, packing=native and packing)
         bound = weights.bind_all(
             files,
-            wanted,
+            _bound_tensors(tensors, native=native),
             TYPES.keys() if native else GRAPH_TYPES,
             progress=lambda done, total: progress(LoadProgress(LoadPhase.WEIGHTS, done, total)),
             should_abort=should_abort,
         )
         blocks = [{name: bound[ref.name] for name, ref in block.items()} for block in tensors.blocks]
-        ends = None
-        if tensors.output_norm is not None and tensors.head is not None:
-            bias = None if tensors.head_bias is None else bound[tensors.head_bias.name]
-            ends = weights.Ends(bound[tensors.output_norm.name], bound[tensors.head.name], bias)
-        factors = None
-        if tensors.rope_factors is not None:
-            ref = tensors.rope_factors
-            factors = weights.unpack_on_host(files.stored(ref)[None, :], ref.ggml_type, ref.dims[0])[0]
-        made = {
-            rope: rope_tables(rope, context, factors=factors, temperature=parameters.temperature)
-            for rope in {parameters.rope_of(layer) for layer in parameters.layers}
-        }
-        tables = [made[parameters.rope_of(layer)] for layer in parameters.layers]
+        ends = _ends(tensors, bound)
+        tables = _tables(parameters, tensors, files, context=context)
         if native:
             return NativeEngine(
                 parameters,
@@ -387,6 +375,43 @@ class TinygradBackend:
             role.close()
         self._bridge.close()
         gc.collect()
+
+
+def _bound_tensors(tensors: StageTensors, *, native: bool) -> list[TensorRef]:
+    """What engines read while they compute: the embedding only natively, as a graph is given its rows."""
+    wanted = [ref for block in tensors.blocks for ref in block.values()]
+    single = (tensors.output_norm, tensors.head, tensors.head_bias)
+    wanted += [ref for ref in single if ref is not None]
+    if native and tensors.embedding is not None and tensors.embedding not in wanted:
+        wanted.append(tensors.embedding)
+    return wanted
+
+
+def _ends(tensors: StageTensors, bound: Mapping[str, Weight]) -> Ends | None:
+    """The last stage's norm and head; None of a stage before it."""
+    from swactor_worker_tinygrad.weights import Ends
+
+    if tensors.output_norm is None or tensors.head is None:
+        return None
+    bias = None if tensors.head_bias is None else bound[tensors.head_bias.name]
+    return Ends(bound[tensors.output_norm.name], bound[tensors.head.name], bias)
+
+
+def _tables(
+    parameters: ModelParameters, tensors: StageTensors, files: WeightFiles, *, context: int
+) -> list[Tables]:
+    """Each layer's rope tables, of `context` positions; layers that turn alike share theirs."""
+    from swactor_worker_tinygrad.rope_tables import rope_tables
+    from swactor_worker_tinygrad.weights import unpack_on_host
+
+    factors, ref = None, tensors.rope_factors
+    if ref is not None:
+        factors = unpack_on_host(files.stored(ref)[None, :], ref.ggml_type, ref.dims[0])[0]
+    made = {
+        rope: rope_tables(rope, context, factors=factors, temperature=parameters.temperature)
+        for rope in {parameters.rope_of(layer) for layer in parameters.layers}
+    }
+    return [made[parameters.rope_of(layer)] for layer in parameters.layers]
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -18,9 +18,8 @@ from swactor_core.spi.provider import WorkerMemory
 from swactor_worker_tinygrad.parameters import ModelParameters
 from swactor_worker_tinygrad.settings import KernelChoice, WeightsChoice, WorkerSettings, read_settings
 from swactor_worker_tinygrad.stage_tensors import StageTensors, check_model
-from swactor_worker_tinygrad.tensor_types import GRAPH_TYPES, NATIVE_TYPES, PACKED_TYPES
+from swactor_worker_tinygrad.tensor_types import GRAPH_TYPES, LANES, NATIVE_TYPES, PACKED_TYPES
 
-LANES = 16  # rows that are packed side by side
 # With `weights=auto`: a smaller model starts later by what hundreds of its tokens gain (docs/performance.md).
 WORTH_PACKING = 256 << 20
 _MIB = 1 << 20

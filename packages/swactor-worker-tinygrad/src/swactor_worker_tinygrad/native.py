@@ -19,6 +19,7 @@ from swactor_core.errors import ResourceError
 
 from swactor_worker_tinygrad.building import Builder
 from swactor_worker_tinygrad.machine_code import NativeFunction
+from swactor_worker_tinygrad.tensor_types import LANES
 
 # as `native/run.c` has them
 ENTRY_WORDS = 21
@@ -57,13 +58,10 @@ TYPES = {
 }
 # those of them whose blocks are in `native/coded.h`
 _CODED = frozenset({16, 17, 18, 19, 21, 22, 29})
-LANES = 16
 QUERIES = 4  # that `attention.c` takes at once, at most
 _PANEL = 4  # rows that `experts.c` takes at once, at most
 
 
-# types that `native/lanes.h` reads from blocks laid side by side; others are read as stored
-LANE_TYPES = frozenset({2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23})
 # types that `native/matmul_fast.c` multiplies as bytes -> the bytes of a block that it reads by fours
 QUADS = {
     2: (2, 18),  # Q4_0

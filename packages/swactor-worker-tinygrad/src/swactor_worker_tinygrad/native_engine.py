@@ -17,8 +17,6 @@ from swactor_core.specs import CACHE_LINE, align_up
 from swactor_worker_tinygrad.device_memory import Allocation, HostMemory, large_memory
 from swactor_worker_tinygrad.families import Activation, Pairs
 from swactor_worker_tinygrad.native import (
-    LANE_TYPES,
-    LANES,
     MOST_PARTS,
     QUADS,
     QUERIES,
@@ -35,7 +33,7 @@ from swactor_worker_tinygrad.native import (
 from swactor_worker_tinygrad.parameters import ModelParameters
 from swactor_worker_tinygrad.rope_tables import Tables
 from swactor_worker_tinygrad.settings import KernelChoice, Numerics
-from swactor_worker_tinygrad.tensor_types import BLOCKS, F32
+from swactor_worker_tinygrad.tensor_types import BLOCKS, F32, LANES, PACKED_TYPES
 from swactor_worker_tinygrad.weights import Ends, Weight, unpack_on_host
 
 BlockWeights = dict[str, Weight]
@@ -218,7 +216,7 @@ class NativeEngine:
         """The kernel that multiplies with matrices of this type."""
         if self.fast and ggml_type in QUADS:
             return "matmul_fast"
-        return "matmul_lanes" if self.packing and ggml_type in LANE_TYPES else "matmul"
+        return "matmul_lanes" if self.packing and ggml_type in PACKED_TYPES else "matmul"
 
     def _is_fast(self, weight: Weight) -> bool:
         return self._product_of(weight.ggml_type) == "matmul_fast"

@@ -56,7 +56,9 @@ GRAPH_TYPES = frozenset(BLOCKS) - HOST_TYPES
 
 # types whose matrices a native kernel reads: all but whole numbers and f64, which no model's matrices are
 NATIVE_TYPES = frozenset(BLOCKS) - {24, 25, 26, 27, 28}
-# those of them that can be laid out anew in memory
+#: values of one vector of a native kernel; rows that packing lays side by side
+LANES = 16
+# those of them that can be laid out anew in memory, for `native/lanes.h`; others are read as stored
 PACKED_TYPES = frozenset({2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23})
 
 
