@@ -190,7 +190,7 @@ def test_memory_that_runs_out_while_packing_names_the_option_that_needs_none(
 
     monkeypatch.setattr(native_engine, "large_memory", full)
     path = DATA.parent / "variants" / "gemma3-q8.gguf"
-    with pytest.raises(RoleError, match="not enough memory for this stage: [a-z]") as caught:
+    with pytest.raises(RoleError, match=r"not enough memory for this stage: [a-z]") as caught:
         packed_backend.configure(
             config_of(manifest_of(path)), progress=lambda _: None, should_abort=lambda: False
         )
