@@ -109,6 +109,19 @@ def test_a_slip_is_told_what_was_meant(call: Any, case: str) -> None:
     refused(call(*command), word)
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--max-tokens", "many", "'many' should be a valid integer"),
+        ("--max-tokens", "0", "'0' should be greater than or equal to 1"),
+        ("--top-p", "1.5", "'1.5' should be less than or equal to 1"),
+        ("--temperature", "", "'' should be a valid number"),
+    ],
+)
+def test_a_wrong_value_is_named_beside_its_option(call: Any, option: str, value: str, words: str) -> None:
+    refused(call("run", MODEL, "--prompt-ids", "1", option, value), option, words, "swactor-cli run --help")
+
+
 def test_a_machine_that_lacks_something_is_no_defect(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def open_model(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
