@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from swactor_cli import interrupts
 
 TINY = Path(__file__).parent.parent / "data" / "tiny" / "llama-gqa.gguf"
 LONGEST = 60.0
@@ -139,3 +141,28 @@ def test_ctrl_c_from_outside_ends_a_command_that_waits(home: Path, program: tupl
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=LONGEST)
     assert (process.returncode, out, err.strip()) == (130, "", "")
+
+
+@pytest.mark.parametrize(("patience", "told"), [(0.0, ["second"]), (LONGEST, [])])
+def test_a_second_interrupt_is_heard_while_something_blocks_the_loop(
+    monkeypatch: pytest.MonkeyPatch, patience: float, told: list[str]
+) -> None:
+    """Such as a plug-in; while the loop turns both are its own, in order."""
+    monkeypatch.setattr(interrupts, "STOP_SIGNALS", (signal.SIGUSR1,))
+    monkeypatch.setattr(interrupts, "BLOCKED", patience)
+    calls: list[str] = []
+
+    async def block() -> None:
+        caught = interrupts.Interrupts()
+        caught.catch()
+        loop = asyncio.get_running_loop()
+        caught.attach(loop, lambda: calls.append("first"), lambda: calls.append("second"))
+        for _ in range(2):
+            signal.raise_signal(signal.SIGUSR1)
+        assert calls == told, "before the loop has turned"
+        for _ in range(20):  # turns of the loop
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(block(), LONGEST))
+    assert calls[-2:] == ["first", "second"]
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL

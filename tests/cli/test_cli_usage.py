@@ -109,6 +109,19 @@ def test_a_slip_is_told_what_was_meant(call: Any, case: str) -> None:
     refused(call(*command), word)
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--max-tokens", "many", "'many' should be a valid integer"),
+        ("--max-tokens", "0", "'0' should be greater than or equal to 1"),
+        ("--top-p", "1.5", "'1.5' should be less than or equal to 1"),
+        ("--temperature", "", "'' should be a valid number"),
+    ],
+)
+def test_a_wrong_value_is_named_beside_its_option(call: Any, option: str, value: str, words: str) -> None:
+    refused(call("run", MODEL, "--prompt-ids", "1", option, value), option, words, "swactor-cli run --help")
+
+
 def test_a_machine_that_lacks_something_is_no_defect(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def open_model(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -163,8 +176,8 @@ def test_an_unknown_command_is_told_with_the_nearest_name(call: Any) -> None:
 
 
 CLUSTERS = {
-    "not TOML": ("cluster = [", ["is not TOML"]),
-    "no cluster table": ("[node]\nbind_port = 1\n", ["cluster: Field required"]),
+    "not TOML": ("cluster = [", ["is not TOML", "swactor-cli cluster new"]),
+    "no cluster table": ("[node]\nbind_port = 1\n", ["cluster: is missing", "swactor-cli cluster new"]),
     "a misspelt field": (
         CLUSTER.replace("gossip_key", "gossip_kee"),
         ["cluster.gossip_kee: is not a field", "did you mean 'gossip_key'?"],
@@ -208,6 +221,19 @@ def test_every_command_names_field_and_file_of_a_bad_cluster_file(
     said = call(command, *arguments, "--cluster", file)
     refused(said, "c.toml", *words)
     assert KEY not in said.err  # a gossip key is a secret: no error quotes it
+
+
+def test_a_cluster_file_without_an_end_is_refused(call: Any) -> None:
+    refused(call("plan", MODEL, "--cluster", "/dev/zero"), "'/dev/zero' has more than 16 MiB")
+
+
+def test_a_start_without_memory_is_no_traceback(spawn: Any, home: Path) -> None:
+    """Before the command line's own way of saying it is there."""
+    (home / "typer.py").write_text("raise MemoryError")
+    said = spawn("version", PYTHONPATH=str(home))
+    assert (said.code, said.out) == (1, "")
+    assert said.err.splitlines()[0] == "error: there is not enough memory to start"
+    assert "ulimit -v" in said.err
 
 
 def test_a_byte_order_mark_is_no_mistake(call: Any, home: Path) -> None:

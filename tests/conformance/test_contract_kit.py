@@ -129,3 +129,10 @@ def test_mocks_need_no_pytest() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False
     )
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
+@pytest.mark.parametrize("lacking", ["pytest", "pytest_asyncio"])
+def test_a_contract_without_its_extra_names_it(lacking: str) -> None:
+    code = f"import sys; sys.modules[{lacking!r}] = None; import swactor_testing.conformance"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f"needs {lacking}: pip install 'swactor-testing[conformance]'" in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import threading
 from collections import deque
 from dataclasses import replace
 from typing import Any
@@ -448,6 +449,14 @@ class TestLeavesASocket(Wrong):
         async def start(self) -> None:
             await self._inner.start()
             _sockets.append(socket.socket())
+
+
+@caught_by(LEFT, "left running")
+class TestLeavesAThread(Wrong):
+    class around(AroundTransport):
+        async def start(self) -> None:
+            await self._inner.start()
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 
 @caught_by(LEFT, "cannot listen on")

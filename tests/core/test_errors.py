@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from swactor_core.errors import did_you_mean, remedy_of_lack
+from swactor_core.errors import ConfigError, did_you_mean, remedy_of_lack
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,17 @@ def test_what_a_machine_has_run_out_of_has_its_remedy(error: BaseException, word
 )
 def test_other_errors_are_no_lack(error: BaseException) -> None:
     assert remedy_of_lack(error) == ""
+
+
+@pytest.mark.parametrize(("number", "word"), [(errno.EMFILE, "ulimit -n"), (errno.ENOENT, "check the path")])
+def test_an_error_made_for_want_of_open_files_has_their_remedy_and_no_other(number: int, word: str) -> None:
+    """Whoever raises it: what the file was, or where, is not what is to be changed."""
+    try:
+        raise OSError(number, os.strerror(number))
+    except OSError as error:
+        made = ConfigError(f"x: {error}", hint="check the path")
+    assert word in made.hint
+    assert ConfigError("x", hint="check the path").hint == "check the path"
 
 
 def test_a_slip_has_the_nearest_name_and_another_word_none() -> None:

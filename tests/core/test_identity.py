@@ -107,3 +107,14 @@ def test_a_key_file_that_is_not_whole_is_refused_and_kept(tmp_path: Path) -> Non
         load_or_create_seed(path)
     assert "remove it" in caught.value.hint
     assert path.read_bytes() == b""
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_a_key_file_that_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    """Neither waited for nor read without an end, and nobody is told to change a device's mode."""
+    path = {"pipe": tmp_path / "key", "device": Path("/dev/zero"), "folder": tmp_path}[kind]
+    if kind == "pipe":
+        os.mkfifo(path, 0o600)
+    with pytest.raises(ConfigError, match="is not a regular file") as caught:
+        load_or_create_seed(path)
+    assert "--key-file" in caught.value.hint

@@ -290,6 +290,11 @@ def tell_node(component: Component, message: object) -> Act:
     return lambda run: run.pool[LAST].system.tell(Address(component), message)
 
 
+def fails_at_node(component: Component, error: Exception) -> Act:
+    """As when `component` has raised `error` over a message."""
+    return lambda run: run.pool[LAST].system._on_failure(Address(component), error)
+
+
 PLANNED, READY, FIRST_TOKEN = "run_planned", "readiness_barrier_passed", "token_received"
 _SMALL_ARENA = {"arena_ceiling": 1 << 20}
 _OBJECTS = {

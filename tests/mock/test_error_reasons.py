@@ -35,6 +35,7 @@ from reason_means import (
     aborts_step,
     arena_plugin,
     cursor_moves,
+    fails_at_node,
     installs_no_ring,
     member_dies,
     model_fails,
@@ -65,6 +66,7 @@ from swactor_core.faults import (
     Component,
     EstablishmentFailure,
     FaultReason,
+    InternalCause,
     LeaseRejection,
     ModelFailure,
     ObjectFailure,
@@ -184,6 +186,17 @@ OF_RUNS: dict[FaultReason, Produced] = {
         READY,
         tell_node(C.STAGE_CONTROLLER, object()),
         said="cannot take object",
+        gone=True,
+    ),
+}
+
+OF_ACTORS: dict[InternalCause, Produced] = {
+    InternalCause.MACHINE_LACKS: Produced(
+        R.INTERNAL,
+        C.STAGE_CONTROLLER,
+        READY,
+        fails_at_node(C.STAGE_CONTROLLER, RuntimeError("can't start new thread")),
+        said="allow this user more processes and threads",
         gone=True,
     ),
 }
@@ -385,6 +398,7 @@ SCENARIOS: list[tuple[StrEnum, Produced]] = [
     pair
     for scenarios in (
         OF_RUNS,
+        OF_ACTORS,
         OF_OBJECTS,
         OF_RINGS,
         OF_STEPS,

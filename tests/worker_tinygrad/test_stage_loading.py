@@ -179,6 +179,24 @@ def test_a_device_without_memory_is_a_typed_failure(backend: Any, monkeypatch: p
     assert "more stages" in caught.value.hint
 
 
+def test_memory_that_runs_out_while_packing_names_the_option_that_needs_none(
+    packed_backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's own MemoryError says nothing, and the remedy is not the one of a stage that does not pack."""
+    from swactor_worker_tinygrad import native_engine
+
+    def full(nbytes: int) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(native_engine, "large_memory", full)
+    path = DATA.parent / "variants" / "gemma3-q8.gguf"
+    with pytest.raises(RoleError, match=r"not enough memory for this stage: [a-z]") as caught:
+        packed_backend.configure(
+            config_of(manifest_of(path)), progress=lambda _: None, should_abort=lambda: False
+        )
+    assert caught.value.hint.startswith("use the worker option weights=mapped, or use more stages")
+
+
 def test_a_stage_that_a_control_group_would_not_hold_is_refused_before_a_weight_is_read(
     backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

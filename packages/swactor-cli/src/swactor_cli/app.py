@@ -84,9 +84,19 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else ExitCode.COMPLETED)
 
 
+def _name_the_value(error: BaseException) -> None:
+    """What the option parser says of a wrong value names the option and not the value."""
+    described = getattr(error.__cause__, "errors", None)  # of pydantic, which typer asks
+    if callable(described) and hasattr(error, "message"):
+        first = described(include_url=False)[0]
+        what = first["msg"].removeprefix("Input ").partition(", unable to parse")[0]
+        error.message = f"{first['input']!r} {what}"
+
+
 def _exit_code_of(error: BaseException) -> int:
     show = getattr(error, "show", None)  # a usage error of the option parser knows how to say itself
     if callable(show) and hasattr(error, "exit_code"):
+        _name_the_value(error)
         said = io.StringIO()
         show(said)
         Output().say(said.getvalue().rstrip("\n"))

@@ -59,7 +59,11 @@ def main() -> None:
 
     # What imports make stays: going over it again and again is a twentieth of a start.
     gc.set_threshold(50_000)
-    from swactor_cli.app import main as command
+    try:
+        from swactor_cli.app import main as command
+    except (MemoryError, SystemError):  # C code has not always said which; the usual way to say it is not in
+        os.write(2, b"error: there is not enough memory to start\nhint: raise `ulimit -v` and `ulimit -d`\n")
+        os._exit(1)
 
     try:
         _unwinds = True

@@ -33,7 +33,7 @@ def report(error: BaseException, output: Output) -> ExitCode:
     if isinstance(error, SwactorError):
         output.error(error.message, error.hint)
         return ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.FAULTED
-    defect = "this is a defect of swactor; SWACTOR_DEBUG=1 shows where"
+    defect = "this is a defect of swactor or of a plug-in; SWACTOR_DEBUG=1 shows where"
     said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     output.error(said, remedy_of_lack(error) or defect)
     return ExitCode.FAULTED

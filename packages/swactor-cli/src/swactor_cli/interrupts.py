@@ -1,15 +1,20 @@
 """Ctrl-C and its kin of one command: the first asks for an orderly end, the second for one at once.
 
 Caught from before the event loop is there, where an exception at any line could leave half a loop behind. A
-signal that the caller had ignored, as nohup does, stays ignored. Knows no run.
+signal that the caller had ignored, as nohup does, stays ignored. A loop that something blocks hears no
+signal: the second one is heard all the same. Knows no run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+BLOCKED = 1.0
+"""Seconds for which a loop has not taken a signal before the next one does not wait for it."""
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -44,6 +49,7 @@ class Interrupts:
         self._numbers: list[signal.Signals] = []
         self._first: Callable[[], None] = lambda: None
         self._second: Callable[[], None] = lambda: None
+        self._waiting_since = 0.0
 
     def catch(self) -> None:
         """From here on a signal is only counted."""
@@ -59,9 +65,21 @@ class Interrupts:
         self._first, self._second = first, second
         for number in self._numbers:
             loop.add_signal_handler(number, self._came)
+            # In the place of asyncio's, which does nothing and lets waits go on: the loop reads from a
+            # descriptor which signals have come.
+            signal.signal(number, lambda *_: self._heard())
         if self.count:
             (first if self.count == 1 else second)()
 
+    def _heard(self) -> None:
+        """What Python itself hears, whatever the loop does."""
+        now = time.monotonic()
+        if not self._waiting_since:
+            self._waiting_since = now
+        elif now - self._waiting_since >= BLOCKED:
+            self._second()
+
     def _came(self) -> None:
+        self._waiting_since = 0.0
         self.count += 1
         (self._first if self.count == 1 else self._second)()

@@ -44,6 +44,12 @@ _FORMS = {
     _NAME: ("cannot be a name", _OF_NAMES),
 }
 
+_SAID = {"extra_forbidden": "is not a field", "missing": "is missing"}
+
+MOST_OF_A_FILE = 16 << 20
+"""Bytes of a cluster file: tens of thousands of nodes."""
+_OF_FILES = "`swactor-cli cluster new` writes a whole one; docs/cluster.md names every field"
+
 _YES, _NO = frozenset({"1", "yes", "true", "on"}), frozenset({"0", "no", "false", "off"})
 
 
@@ -161,31 +167,37 @@ def checked_name(name: str) -> str:
 
 
 def load_cluster_file(path: str) -> ClusterFile:
-    """Raises ConfigError naming the file and the field."""
+    """Raises ConfigError naming the file and the field. It may be a pipe, and is read once."""
     try:
-        text = Path(path).read_bytes()
+        with Path(path).open("rb") as file:
+            text = file.read(MOST_OF_A_FILE + 1)
     except OSError as error:
         raise ConfigError(
             f"cluster file {path!r}: {error.strerror}", hint="name a readable TOML file"
         ) from None
+    if len(text) > MOST_OF_A_FILE:
+        raise ConfigError(f"cluster file {path!r} has more than {MOST_OF_A_FILE >> 20} MiB", hint=_OF_FILES)
     try:
         data = tomllib.loads(text.decode("utf-8-sig"))  # some editors begin with a byte order mark
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cluster file {path!r} is not TOML: {error}") from None
-    return validated(ClusterFile, data, origin=f"cluster file {path!r}")
+        raise ConfigError(f"cluster file {path!r} is not TOML: {error}", hint=_OF_FILES) from None
+    return validated(ClusterFile, data, origin=f"cluster file {path!r}", remedy=_OF_FILES)
 
 
-def validated(kind: type[SettingsT], data: Mapping[str, Any], *, origin: str) -> SettingsT:
-    """`data` as `kind`. Raises ConfigError with the origin, the field and what is wrong with it."""
+def validated(kind: type[SettingsT], data: Mapping[str, Any], *, origin: str, remedy: str = "") -> SettingsT:
+    """`data` as `kind`. Raises ConfigError with the origin, the field and what is wrong with it; `remedy` is
+    that of a field that is missing."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:
         errors = error.errors(include_url=False)  # a field that is missing may be one that is misspelt
         first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
         where = ".".join(str(part) for part in first["loc"]) or "the whole"
-        hint = _known_fields(kind, first["loc"]) if first["type"] == "extra_forbidden" else ""
+        hint = remedy if first["type"] == "missing" else ""
+        if first["type"] == "extra_forbidden":
+            hint = _known_fields(kind, first["loc"])
         pattern = first.get("ctx", {}).get("pattern")
-        what = "is not a field" if hint else first["msg"].removeprefix("Value error, ")
+        what = _SAID.get(first["type"], first["msg"].removeprefix("Value error, "))
         if pattern in _FORMS:
             what, hint = _FORMS[pattern]
         raise ConfigError(f"{origin}: {where}: {what}", hint=hint) from None

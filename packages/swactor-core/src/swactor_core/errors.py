@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Iterable
 
 from swactor_core.faults import ModelFailure, RingFaultReason
@@ -21,10 +22,11 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}? " if near else ""
 
 
+_NO_MORE_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 _REMEDIES = {
     errno.EMFILE: "allow this user more open files: `ulimit -n 1024`",
     errno.ENFILE: "this machine has too many files open: end some programs",
-    errno.ENOMEM: "free some memory, or raise this user's bounds on it: `ulimit -v`, a cgroup's limit",
+    errno.ENOMEM: "free some memory, or raise this user's bounds: `ulimit -v`, `ulimit -d`, a cgroup's limit",
     errno.EAGAIN: "allow this user more processes and threads: `ulimit -u`, a cgroup's pids.max",
     errno.ENOSPC: "free some space on that disk",
     errno.EDQUOT: "free some space: this user's quota of that disk is used up",
@@ -39,7 +41,7 @@ def remedy_of_lack(error: BaseException) -> str:
     if isinstance(error, ImportError) and ("failed to map segment" in said or "annot allocate" in said):
         return _REMEDIES[errno.ENOMEM]  # of the dynamic linker, which gives no number
     if isinstance(error, RuntimeError) and "can't start new thread" in said:
-        return _REMEDIES[errno.EAGAIN]
+        return f"{_REMEDIES[errno.EAGAIN]}; or more memory: `ulimit -v`"  # Python does not say which it was
     return _REMEDIES[errno.ENOMEM] if isinstance(error, MemoryError) else ""
 
 
@@ -54,12 +56,15 @@ def remedy_of_encoding(text: str, otherwise: str) -> str:
 
 
 class SwactorError(Exception):
-    """Root of all errors raised on purpose. `hint` is the remedy, one line, or empty."""
+    """Root of all errors raised on purpose. `hint` is the remedy, one line, or empty. Where it is made of an
+    OSError for want of open files, that remedy takes its place: no other file would fare better."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        cause = sys.exception()
+        lacks_files = isinstance(cause, OSError) and cause.errno in _NO_MORE_FILES
+        self.hint = remedy_of_lack(cause) if cause is not None and lacks_files else hint
 
     @property
     def line(self) -> str:

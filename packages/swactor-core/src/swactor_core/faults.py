@@ -173,6 +173,13 @@ class FaultReason(StrEnum):
     INTERNAL = "Internal"
 
 
+class InternalCause(StrEnum):
+    """Of INTERNAL, where it is no defect. MACHINE_LACKS: memory, processes, threads, open files or room on a
+    disk were not to be had."""
+
+    MACHINE_LACKS = "MachineLacks"
+
+
 class Component(StrEnum):
     """The component that detected a fault; the names of the spec's inventory (section 41)."""
 
@@ -329,6 +336,9 @@ REMEDIES_OF_CAUSES: dict[tuple[FaultReason, str], str] = {
         "start that node again, or run without it"
     ),
     (FaultReason.EDGE_ESTABLISHMENT_FAILED, LeaseRejection.INVALID_SPEC): _DEFECT,
+    (FaultReason.INTERNAL, InternalCause.MACHINE_LACKS): (
+        "give that machine, or this user there, what it says, then run again"
+    ),
     (FaultReason.WEIGHT_LOAD_FAILED, RoleFailure.BACKEND_ERROR): REMEDIES[FaultReason.WORKER_FATAL],
     (FaultReason.WORKER_CRASHED, ModelFailure.CONTENT_CHANGED): (
         "put the whole file there again, by a rename and never while a run uses it, then run again"

@@ -167,7 +167,8 @@ class TinygradBackend:
             files.close()
             if isinstance(error, RoleError) or not isinstance(error, Exception):
                 raise
-            raise _role_error(error) from error
+            packing = self._computes_natively() and self._packs(config)
+            raise _role_error(error, self._less_memory(packing=packing)) from error
 
     def _lacks_graphs(self, engine: Any) -> bool:
         """Whether graphs are to be captured first, in a process of its own. A search needs this one's."""
@@ -356,11 +357,15 @@ class TinygradBackend:
         if cache + packed > free + (swap := available_swap()):
             held = f"a KV cache of {cache} bytes" + f" and packed weights of {packed}" * bool(packed)
             paged = f", and {swap} of swap" * bool(swap)
-            optional = bool(packed) and self.settings.numerics == "exact"
             raise _no_memory(
                 f"{held}, and {free} bytes are left {rest_in_words()}{paged}",
-                hint="use the worker option weights=mapped, or " * optional + _LESS_MEMORY,
+                hint=self._less_memory(packing=bool(packed)),
             )
+
+    def _less_memory(self, *, packing: bool) -> str:
+        """The remedy for a stage that memory ran out for; weights that stay in the file take none."""
+        optional = packing and self.settings.numerics == "exact"
+        return "use the worker option weights=mapped, or " * optional + _LESS_MEMORY
 
     def _packs(self, config: StageConfig) -> bool:
         """Whether quantised matrices are laid out anew. That is faster, but changes the last bits: never by
@@ -463,10 +468,11 @@ def _no_memory(what: str, *, hint: str) -> RoleError:
     return RoleError(RoleFailure.DEVICE_OUT_OF_MEMORY, said, hint=hint)
 
 
-def _role_error(error: Exception) -> RoleError:
-    """What a failure of memory, compiler or device becomes."""
+def _role_error(error: Exception, less_memory: str) -> RoleError:
+    """What a failure of memory, compiler or device becomes; `less_memory` is the remedy of the first."""
     if isinstance(error, MemoryError):
-        return _no_memory(str(error), hint=_LESS_MEMORY)
+        what = str(error) or "an allocation failed"  # Python's own says nothing
+        return _no_memory(what, hint=less_memory)
     if isinstance(error, SwactorError):
         return RoleError(RoleFailure.BACKEND_ERROR, error.message, hint=error.hint)
     data_bases = sys.modules.get("sqlite3")  # which tinygrad imports, and native kernels do without

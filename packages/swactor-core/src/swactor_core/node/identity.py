@@ -6,6 +6,8 @@ import contextlib
 import fcntl
 import os
 import secrets
+import shlex
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,8 @@ from swactor_core.errors import ConfigError, ResourceError
 from swactor_core.whole_files import WholeFile
 
 SEED_BYTES = 32
+_MOST = 4096
+_OTHER = "name another with --key-file, or set SWACTOR_STATE_DIR"
 
 
 def fresh_epoch() -> int:
@@ -63,11 +67,17 @@ def _create(path: Path) -> None:
 
 def _load(path: Path) -> bytes:
     try:
-        if path.stat().st_mode & 0o077:
-            raise ConfigError(f"key file {str(path)!r} can be read by others", hint=f"chmod 600 {path}")
-        seed = bytes.fromhex(path.read_text().strip())
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"key file {str(path)!r} is not a regular file", hint=_OTHER)
+        if status.st_mode & 0o077:
+            raise ConfigError(
+                f"key file {str(path)!r} can be read by others", hint=f"chmod 600 {shlex.quote(str(path))}"
+            )
+        with path.open("rb") as file:
+            seed = bytes.fromhex(file.read(_MOST).decode("ascii").strip())
     except OSError as error:
-        raise ConfigError(f"key file {str(path)!r}: {error.strerror}") from None
+        raise ConfigError(f"key file {str(path)!r}: {error.strerror}", hint=_OTHER) from None
     except ValueError:
         raise ConfigError(
             f"key file {str(path)!r} is not hexadecimal", hint="remove it to make a new key"

@@ -14,6 +14,7 @@ from typing import Any
 
 from swactor_core import free_memory
 from swactor_core.actors import ActorSystem, MachineActor
+from swactor_core.broken_actors import fault_of
 from swactor_core.config import NodeSettings, split_host_port
 from swactor_core.errors import SwactorError
 from swactor_core.faults import Component, Fault, FaultReason
@@ -189,8 +190,7 @@ class Node:
 
     def _actor_failed(self, address: Address, error: Exception) -> None:
         log.error("%s:%d failed", address.component, address.key, exc_info=error)
-        detail = f"{address.component}: {type(error).__name__}: {error}"
-        fault = Fault(FaultReason.INTERNAL, address.component, detail, node_id=self.node_id)
+        fault = fault_of(address.component, error, node_id=self.node_id)
         self._report(NodeFaulted(self.node_id, fault))
         if address == NODE:  # the one that would end the node in order is broken: end it without
             if not self.ended.done():

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from swactor_core.actors import ActorSystem
 from swactor_core.codec import MAX_LINE, CodecError, MessageCodec
+from swactor_core.errors import remedy_of_lack
 from swactor_core.fsm import Effect
 from swactor_core.ids import WorkerGeneration
 from swactor_core.machines.worker_ctl import ME
@@ -134,7 +135,9 @@ class WorkerProcess:
                     limit=MAX_LINE,
                 )
         except OSError as error:
-            self._notify(generation, ProcessNotificationKind.ERROR, 0, f"cannot start the worker: {error}")
+            remedy = remedy_of_lack(error)
+            said = f"cannot start the worker: {error}" + f" ({remedy})" * bool(remedy)
+            self._notify(generation, ProcessNotificationKind.ERROR, 0, said)
             events.close()
             return
         except BaseException:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from swactor_core.codec import MAX_LINE, CodecError
 from swactor_core.config import ClusterConfig, NodeSettings
-from swactor_core.errors import ResourceError
+from swactor_core.errors import ResourceError, remedy_of_lack
 from swactor_core.ids import NodeId
 from swactor_core.node.control import CONTROL
 from swactor_core.node.process import born_deaf
@@ -139,7 +139,7 @@ class LocalPool:
         except OSError as error:
             raise ResourceError(
                 f"cannot start node {settings.name!r}: {error}",
-                hint="this user must be able to run that Python, and to have more processes",
+                hint=remedy_of_lack(error) or "this user must be able to run that Python",
             ) from None
         assert process.stdin is not None
         process.stdin.write(settings.model_dump_json().encode() + b"\n")

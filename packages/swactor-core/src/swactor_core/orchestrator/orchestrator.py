@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from swactor_core.actors import ActorSystem
+from swactor_core.broken_actors import fault_of
 from swactor_core.config import ClusterConfig, PluginChoice, split_host_port
 from swactor_core.errors import ResourceError
 from swactor_core.faults import Component, Fault, FaultReason, named_node
@@ -313,11 +314,10 @@ class Orchestrator:
 
     def _actor_failed(self, address: Address, error: Exception) -> None:
         log.error("%s:%d failed", address.component, address.key, exc_info=error)
-        detail = f"{address.component}: {type(error).__name__}: {error}"
-        fault = Fault(FaultReason.INTERNAL, address.component, detail)
+        fault = fault_of(address.component, error)
         self._broken = fault
         if not self._arena_ready.done():  # `start` waits for it, and nobody else would say
-            self._arena_ready.set_exception(ResourceError(f"the orchestrator cannot start: {detail}"))
+            self._arena_ready.set_exception(ResourceError(f"the orchestrator cannot start: {fault.detail}"))
         if address != RUN and self.system.lives(RUN):
             self.system.tell(RUN, EndpointsFailed(fault))
         elif self._active is not None:

@@ -85,7 +85,7 @@ class Membership(Protocol):
         """Tells the others that this is a departure, then stops. Bounded by 1 s."""
 
     async def close(self) -> None:
-        """Stops without a word, as a crash would. Idempotent."""
+        """Stops without a word, as a crash would. Idempotent; leaves no task, thread or descriptor."""
 
 
 class MembershipPlugin(Protocol):

@@ -170,7 +170,8 @@ class Transport(Protocol):
 
     async def close(self) -> None:
         """Ends every edge, channel and connection and frees the port. What was finished or closed in order
-        before arrives whole, where its reader takes it within the bound. Idempotent, bounded by 2 s."""
+        before arrives whole, where its reader takes it within the bound. Idempotent, bounded by 2 s,
+        and leaves no task, thread or descriptor."""
 
 
 class TransportPlugin(Protocol):

@@ -38,9 +38,11 @@ class StepError(SwactorError):
 @frozen
 class StageConfig:
     """What ConfigureRole's `config` holds. `max_context` is the rows of the KV cache (prompt plus max_tokens,
-    capped by the model's context), `prefill_chunk` the rows of one step at most; objects come in as
-    `input_spec` and leave as `output_spec`. With `weights_in_memory` the plan lets all stages of the run hold
-    their weights in memory of their own, outside of the model's file; without it none may choose to."""
+    capped by the model's context), `prefill_chunk` the rows of one step at most. Objects come in as
+    `input_spec` and leave as `output_spec`: token ids [rows], activations [rows, hidden_dim] in f32, and of
+    the last stage for each step the id that it has sampled or one row of f32 logits [vocab_size], as
+    `token_output_policy` says. With `weights_in_memory` the plan lets all stages of the run hold their
+    weights in memory of their own, outside of the model's file; without it none may choose to."""
 
     manifest: StageManifest
     max_context: int
@@ -102,7 +104,8 @@ class StageRole(Protocol):
         """Runs one step over the input's rows and returns (allocation, extent) of the output object.
 
         Prefill (position 0) resets the KV cache. The allocation stays valid until the next `execute` or
-        `close`, and the harness does not free it. `should_abort` is polled between chunks. Raises StepError.
+        `close`, and the harness does not free it. `should_abort` is polled between chunks, the first
+        included, and ends the step with StepError of WORKER_SHUTTING_DOWN. Raises StepError.
         """
 
     def close(self) -> None:
@@ -124,6 +127,8 @@ class WorkerBackend(Protocol):
         should_abort: Callable[[], bool],
     ) -> StageRole:
         """Binds the stage's weights and warms its kernels. Every tensor type and metadata key is checked
-        before the first weight is touched. Raises RoleError."""
+        before the first weight is touched. Raises RoleError: for layers that the model has not, for what
+        would not fit, and once `should_abort` says so, which is asked all along. The backend then configures
+        again."""
 
     def close(self) -> None: ...

@@ -6,7 +6,12 @@ importing a mock does not.
 
 from __future__ import annotations
 
-import pytest
+try:
+    import pytest
+    import pytest_asyncio  # noqa: F401 - the chapters need it: better told here than by the first of them
+except ModuleNotFoundError as error:
+    needed = f"{__name__} needs {error.name}: pip install 'swactor-testing[conformance]'"
+    raise ModuleNotFoundError(needed, name=error.name) from None
 
 _CHAPTERS = (
     "arena",

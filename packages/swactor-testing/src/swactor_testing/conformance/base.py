@@ -7,11 +7,14 @@ mode as in its automatic one.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from typing import Any, ClassVar, Generic, TypeVar
 
 import pytest
 from swactor_core.plugins import load_plugins
 from swactor_core.spi.provider import Kind, Provider
+
+from swactor_testing.conformance.overtime import ends_within
 
 P = TypeVar("P")
 C = TypeVar("C")
@@ -23,12 +26,21 @@ class Contract(Generic[P, C]):
 
     kind: ClassVar[Kind]
     capabilities: C
+    longest: ClassVar[float] = 120.0
+    """Seconds after which a test is ended that a plug-in does not let end."""
+    blocked: ClassVar[int] = 10
+    """Seconds without a turn of the event loop after which what is called in it counts as blocking."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         for name, function in vars(cls).items():
             if name.startswith("test_") and inspect.iscoroutinefunction(function):
                 pytest.mark.asyncio(loop_scope="function")(function)
+
+    @pytest.fixture(autouse=True)
+    def _overtime(self) -> Iterator[None]:
+        with ends_within(self.longest, blocked=self.blocked):
+            yield
 
     @pytest.fixture
     def plugin(self) -> P:

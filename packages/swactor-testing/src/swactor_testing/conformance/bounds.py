@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from random import Random
 from typing import Any, TypeVar
@@ -16,6 +17,9 @@ from typing import Any, TypeVar
 from swactor_core.values import frozen
 
 T = TypeVar("T")
+
+_THREAD_ENDS = 1.0
+"""Seconds that a thread may take to notice that it is not wanted any more."""
 
 
 def seeded(seed: int) -> Random:
@@ -79,10 +83,12 @@ def same_bytes(received: bytes | bytearray, sent: bytes | bytearray, where: str)
 
 @frozen
 class Footprint:
-    """What this process holds: unfinished tasks of the running loop, open descriptors by what they are."""
+    """What this process holds: unfinished tasks of the running loop, open descriptors by what they are, and
+    threads but those of the loop's own pool."""
 
     tasks: frozenset[asyncio.Task[Any]]
     descriptors: frozenset[str]
+    threads: frozenset[threading.Thread]
 
     @classmethod
     def now(cls) -> Footprint:
@@ -91,30 +97,35 @@ class Footprint:
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):  # the directory's own descriptor is gone by now
                 found.add(os.readlink(f"/proc/self/fd/{name}"))
-        return cls(frozenset(asyncio.all_tasks()), frozenset(found))
+        threads = (one for one in threading.enumerate() if not one.name.startswith("asyncio_"))
+        return cls(frozenset(asyncio.all_tasks()), frozenset(found), frozenset(threads))
 
     async def assert_nothing_left(self) -> None:
-        """Raises AssertionError for tasks and descriptors that are here now and were not then. What was
-        cancelled or is just ending has a few turns of the loop to be over."""
+        """Raises AssertionError for tasks, descriptors and threads that are here now and were not then. What
+        was cancelled or is just ending has a few turns of the loop to be over, a thread somewhat longer."""
         for _ in range(20):
             await asyncio.sleep(0)
-        tasks, descriptors = self._since()
+        tasks, descriptors, _ = self._since()
         assert not tasks, f"left over: {tasks}"
         assert not descriptors, f"left open: {sorted(descriptors)}"
+        with contextlib.suppress(AssertionError):
+            await until(_THREAD_ENDS, lambda: not self._since()[2], "threads to end")
+        threads = self._since()[2]
+        assert not threads, f"left running: {sorted(map(repr, threads))}"
 
     async def settles(self, seconds: float) -> None:
         """As `assert_nothing_left`, where what ends may say its goodbyes for so long."""
         mine = asyncio.current_task()
 
         def settled() -> bool:
-            tasks, descriptors = self._since()
-            return not tasks - {mine} and not descriptors
+            tasks, descriptors, threads = self._since()
+            return not tasks - {mine} and not descriptors and not threads
 
         try:
             await until(seconds, settled, "what has ended to leave nothing")
         except AssertionError:
             await self.assert_nothing_left()
 
-    def _since(self) -> tuple[frozenset[asyncio.Task[Any]], frozenset[str]]:
+    def _since(self) -> tuple[frozenset[asyncio.Task[Any]], frozenset[str], frozenset[threading.Thread]]:
         now = Footprint.now()
-        return now.tasks - self.tasks, now.descriptors - self.descriptors
+        return now.tasks - self.tasks, now.descriptors - self.descriptors, now.threads - self.threads

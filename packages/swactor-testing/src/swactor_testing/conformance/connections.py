@@ -130,7 +130,7 @@ class ConnectionContract(ControlContract):
         await theirs.close()
 
     async def test_connections_that_ended_leave_nothing(self, rig: TransportRig) -> None:
-        """A node stays while others come, are refused, and go: no task and no descriptor of them is left."""
+        """A node stays while others come, are refused, and go: no task, thread or descriptor stays."""
         host = await rig.start("host", authorised=False)
         before = Footprint.now()
         for number in range(ROUNDS):

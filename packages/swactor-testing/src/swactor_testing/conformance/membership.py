@@ -376,7 +376,7 @@ class MembershipContract(Contract[MembershipPlugin, MembershipCapabilities]):
     # --- the end ---
 
     async def test_after_close_nothing_is_told_and_nothing_is_left(self, rig: MembershipRig) -> None:
-        """`close` stops without a word; idempotent. No task, no descriptor, no news."""
+        """`close` stops without a word; idempotent. No task, no thread, no descriptor, no news."""
         before = Footprint.now()
         people = await rig.cluster("a", "b")
         await people[1].membership.close()

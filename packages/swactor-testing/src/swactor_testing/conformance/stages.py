@@ -144,7 +144,8 @@ class StageContract(DeviceContract):
         rows = Stages.of(backend, self.capabilities, policy=TokenOutputPolicy.LOGITS)
         logits = list(memoryview(rows.step(self.capabilities.prompt, 0)).cast("f"))
         rows.close()
-        assert len(logits) == rows.configs[-1].manifest.vocab_size
+        vocabulary = rows.configs[-1].manifest.vocab_size
+        assert len(logits) == vocabulary, f"{len(logits)} logits of a vocabulary of {vocabulary}"
         if self.capabilities.deterministic:
             assert logits.index(max(logits)) == token
 

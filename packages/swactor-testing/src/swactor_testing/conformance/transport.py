@@ -223,7 +223,7 @@ class TransportContract(LossContract):
         assert pair.left.lost == pair.right.lost == [], "an orderly close is no loss"
 
     async def test_after_close_nothing_is_left(self, rig: TransportRig) -> None:
-        """No task, no descriptor, and the port is free at once."""
+        """No task, no thread, no descriptor, and the port is free at once."""
         before = Footprint.now()
         pair = await rig.pair()
         for _ in range(3):
