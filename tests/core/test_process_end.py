@@ -15,7 +15,7 @@ from swactor_core.machines.worker_process import SpawnWorker
 from swactor_core.messages import ProcessNotification, ProcessNotificationKind
 from swactor_core.node import worker_process
 from swactor_core.node.process_end import exited
-from swactor_core.node.worker_process import WorkerProcess, exit_text
+from swactor_core.node.worker_process import WorkerProcess, exit_text, last_words
 
 LEAVES_A_CHILD = "import os, time; os.fork() or time.sleep(20); os._exit(3)"
 
@@ -111,3 +111,20 @@ async def test_a_worker_whose_end_nobody_reaped_in_time_has_ended_all_the_same(
         ProcessNotificationKind.STARTED, ProcessNotificationKind.EXITED,
     ]  # fmt: skip
     assert "ended, and nobody was told how" in hearing.told[-1].detail
+
+
+def test_the_last_words_of_a_fatal_signal_are_what_and_where_not_the_modules_behind_the_stacks() -> None:
+    stacks = [
+        "noise",
+        "Fatal Python error: Segmentation fault",
+        "Thread 0x01 (most recent call first):",
+        '  File "idle.py", line 3 in wait',
+        "Current thread 0x02 (most recent call first):",
+        '  File "step.py", line 5 in compute',
+        '  File "harness.py", line 7 in serve',
+    ]
+    said = 'Fatal Python error: Segmentation fault, File "step.py", line 5 in compute'
+    assert last_words([*stacks, "Extension modules: numpy (total: 1)"]) == said
+    assert last_words(stacks[:2]) == "Fatal Python error: Segmentation fault"
+    assert last_words(["one", "  two"]) == "two"
+    assert last_words([]) == ""
