@@ -9,7 +9,10 @@ imports nothing before that which the interpreter has not loaded itself. Knows n
 import os
 import sys
 from _signal import (  # type: ignore[import-not-found]  # what `signal` puts enums around
+    SIG_IGN,
+    SIGHUP,
     SIGINT,
+    SIGTERM,
     default_int_handler,
     getsignal,
     signal,
@@ -68,4 +71,5 @@ def main() -> None:
         _end_at_once()
     finally:
         _unwinds = False
-        _guard()  # an event loop that caught interrupts has put Python's own way of taking them in its place
+        for number in (SIGINT, SIGTERM, SIGHUP):  # the exit code stands, nothing is left to stop
+            signal(number, SIG_IGN)

@@ -36,10 +36,10 @@ from swactor_core.values import frozen
 from swactor_cli.answer import Answer
 from swactor_cli.checks import check_udp
 from swactor_cli.errors import ExitCode
-from swactor_cli.interrupts import Interrupts, held
+from swactor_cli.interrupts import Interrupts, held, over
 from swactor_cli.keys import orchestrator_key_file
 from swactor_cli.models import Room, check_memory_here, has_tokenizer, open_model, tokenizer_of
-from swactor_cli.output import Output, OutputLost
+from swactor_cli.output import Output, OutputLost, pending, wait_for_nobody
 from swactor_cli.pools import ChosenPool, choose_pool
 from swactor_cli.progress import Display
 from swactor_cli.prompts import check_prompt, check_text, prompt_ids_of
@@ -127,7 +127,11 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         display = Display(output, answer)
         interrupts = Interrupts()
         interrupts.catch()
-        result = runner.run(_drive(make_session, request, display, side, output, interrupts))
+        wait_for_nobody()
+        try:
+            result = runner.run(_drive(make_session, request, display, side, output, interrupts))
+        finally:
+            over(runner.get_loop(), pending)
         side.finish()
         return _finish(result, display, side, output)
 
@@ -316,6 +320,7 @@ def _finish(result: RunResult, display: Display, side: SideFiles, output: Output
         display.finish()
         if output.json_lines:
             output.record(_record(result, figures, display.text))
+        output.drain()
     except OutputLost as error:
         display.lost = error
     if result.fault is not None:

@@ -125,6 +125,8 @@ class Orchestrator:
     def receive(self, message: object) -> None:
         """As owner of the arena."""
         match message:
+            case _ if self._arena_ready.done():  # who waited for it was interrupted
+                pass
             case ArenaConstructed():
                 self._arena_ready.set_result(None)
             case ArenaConstructionFailed(detail):
