@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sys
 import time
@@ -111,6 +112,29 @@ async def test_a_worker_whose_end_nobody_reaped_in_time_has_ended_all_the_same(
         ProcessNotificationKind.STARTED, ProcessNotificationKind.EXITED,
     ]  # fmt: skip
     assert "ended, and nobody was told how" in hearing.told[-1].detail
+
+
+@pytest.mark.parametrize("lacking", ["EventPipe", "born_deaf"])
+async def test_a_worker_that_lacks_files_to_start_with_is_told_with_the_remedy(
+    lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its event pipe is the first to need some, its process the next."""
+
+    def lacks(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(worker_process, lacking, lacks)
+    hearing = Hearing()
+    worker = WorkerProcess(
+        hearing,  # type: ignore[arg-type]  # all that is asked of a system
+        worker="nobody", arena_name="memfd", blocked=(), arena=lambda: (-1, 0),
+    )  # fmt: skip
+    worker.perform(SpawnWorker(WorkerGeneration(1)))
+    await hearing.tasks[0]
+    (told,) = hearing.told
+    assert told.kind is ProcessNotificationKind.ERROR
+    remedy = "allow this user more open files: `ulimit -n 1024`"
+    assert told.detail == f"cannot start the worker: [Errno 24] Too many open files ({remedy})"
 
 
 def test_the_last_words_of_a_fatal_signal_are_what_and_where_not_the_modules_behind_the_stacks() -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 
 from swactor_core.actors import ActorSystem
 from swactor_core.codec import MAX_LINE, CodecError, MessageCodec
+from swactor_core.errors import remedy_of_lack
 from swactor_core.fsm import Effect
 from swactor_core.ids import WorkerGeneration
 from swactor_core.machines.worker_ctl import ME
@@ -118,10 +119,14 @@ class WorkerProcess:
         """One child's whole life: start, events, end."""
         fd, ceiling = self._arena()
         environment = {**os.environ, "SWACTOR_ARENA_FD": str(fd), "SWACTOR_ARENA_BYTES": str(ceiling)}
-        events = EventPipe(
-            lambda event: self._system.deliver(ME, FromWorker(generation, event)),
-            lambda why: self._bad_event(generation, why),
-        )
+        try:
+            events = EventPipe(
+                lambda event: self._system.deliver(ME, FromWorker(generation, event)),
+                lambda why: self._bad_event(generation, why),
+            )
+        except OSError as error:
+            self._not_started(generation, error)
+            return
         try:
             with born_deaf():
                 process = await asyncio.create_subprocess_exec(
@@ -137,7 +142,7 @@ class WorkerProcess:
                     limit=MAX_LINE,
                 )
         except OSError as error:
-            self._notify(generation, ProcessNotificationKind.ERROR, 0, f"cannot start the worker: {error}")
+            self._not_started(generation, error)
             events.close()
             return
         except BaseException:
@@ -166,6 +171,11 @@ class WorkerProcess:
             if self._process is process:
                 self._process = None
         self._tell_end(generation, process, last_words=last_words(talk))
+
+    def _not_started(self, generation: WorkerGeneration, error: OSError) -> None:
+        remedy = remedy_of_lack(error)
+        detail = f"cannot start the worker: {error}" + (f" ({remedy})" if remedy else "")
+        self._notify(generation, ProcessNotificationKind.ERROR, 0, detail)
 
     def _tell_end(
         self, generation: WorkerGeneration, process: asyncio.subprocess.Process, *, last_words: str
