@@ -485,7 +485,10 @@ class Link:
                 farewell = datagrams[-1][0]
                 self._carrier.send_all(datagrams)
         if ending.by_peer:
-            reason = f"the peer closed the connection: {ending.reason or f'code {ending.code:#x}'}"
+            told = ending.reason or f"code {ending.code:#x}"
+            if ending.application and ending.code == CloseCode.FORMER_LIFE:
+                told = f"it knows a later life of this process's key; there {told}"
+            reason = f"the peer closed the connection: {told}"
         else:
             reason = ending.reason or f"connection error {ending.code:#x}"
         deliberate = ending.application and ending.code != CloseCode.UNRESPONSIVE

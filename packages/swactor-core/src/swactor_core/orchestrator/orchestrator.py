@@ -97,7 +97,7 @@ class Orchestrator:
         self.names = {node_id_of(bytes.fromhex(node.public_key)): node.name for node in cluster.nodes}
         self._before_run: list[NodeLost | NodeFaulted] = []
         self._edge_ids = EdgeIdAllocator(secrets.randbits(32) << 16 | 1)
-        self._run_ids = secrets.randbits(48)
+        self._first_run = self._run_ids = secrets.randbits(48)
         self._transport: Transport | None = None
         self._membership: Membership | None = None
         self._arena_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -297,7 +297,8 @@ class Orchestrator:
         match message:
             case EventReport(events, dropped):
                 for event in events:
-                    self.bus.forward(event)
+                    if self._ours(event):
+                        self.bus.forward(event)
                 if dropped:
                     log.warning("node %s dropped %d events", named_node(node_id, self.names), dropped)
             case NodeFaulted():
@@ -312,6 +313,13 @@ class Orchestrator:
                     self.system.tell(RUN, message)
             case _:
                 log.warning("an orchestrator takes no %s", type(message).__name__)
+
+    def _ours(self, event: dict[str, Any]) -> bool:
+        """Not so is what a node says of a run whose orchestrator has died, while this one waits for it."""
+        match event:
+            case {"run_id": int(run_id)}:
+                return self._first_run < run_id <= self._run_ids
+        return True
 
     def _actor_failed(self, address: Address, error: Exception) -> None:
         log.error("%s:%d failed", address.component, address.key, exc_info=error)
