@@ -244,7 +244,8 @@ class Fault:
     def line(self) -> str:
         """The one typed line an operator reads."""
         cause = f" ({self.cause})" if self.cause else ""
-        detail = f": {' '.join(self.detail.split())}" if self.detail else ""
+        said = " ".join(self.detail.split())
+        detail = f": {said.removeprefix(f'edge {self.edge_id}: ')}" if said else ""
         return f"{self.reason}{cause} seen by {self.component}{self._where()}{detail}"
 
     def _where(self) -> str:
