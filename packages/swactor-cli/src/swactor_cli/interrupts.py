@@ -18,24 +18,20 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def held() -> Iterator[None]:
-    """A Ctrl-C that comes meanwhile is heard when this ends. For what is short and would be half begun: an
-    event loop, a process that nobody holds yet."""
-    before, came = signal.getsignal(signal.SIGINT), 0
-
-    def count(*_: object) -> None:
-        nonlocal came
-        came += 1
-
-    if not callable(before):  # it is ignored
-        yield
-        return
-    signal.signal(signal.SIGINT, count)
+    """A stop signal that comes meanwhile is heard when this ends. For what is short and would be half begun:
+    an event loop, a process that nobody holds yet."""
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    heard = [number for number in STOP_SIGNALS if callable(before[number])]  # others are ignored, or deadly
+    for number in heard:
+        signal.signal(number, lambda came_as, _: came.append(came_as))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number in heard:
+            signal.signal(number, before[number])
         if came:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(came[0])
 
 
 def over(loop: asyncio.AbstractEventLoop, waits: Callable[[], bool]) -> None:

@@ -76,7 +76,9 @@ class Orchestrator:
         membership_settings: dict[str, Any] | None = None,
         transport_settings: dict[str, Any] | None = None,
         objects: bool = False,
+        epoch: int | None = None,
     ) -> None:
+        """`epoch` of this life, later than any before it; None takes the clock's word."""
         self._choice = choice
         self._plugins = plugins
         self._cluster = cluster
@@ -85,7 +87,7 @@ class Orchestrator:
         self._bind = (bind_host, bind_port, advertise_host, membership_port)
         self._membership_settings = membership_settings or {}
         self._transport_settings = transport_settings or {}
-        self.epoch = fresh_epoch()
+        self.epoch = fresh_epoch() if epoch is None else epoch
         transports = plugins.select(Kind.TRANSPORT, choice.transport)
         self._transports, self._crosses = transports.make(), transports.crosses_processes
         self._memberships = plugins.select(Kind.MEMBERSHIP, choice.membership).make()
