@@ -107,3 +107,11 @@ def test_a_run_ends_in_time_whoever_reads_it(home: Path, pipe: tuple[int, int], 
     lines = [json.loads(line) for line in said.splitlines()]
     assert [line["type"] for line in lines] == ["token"] * 200 + ["result"]
     assert lines[-1]["outcome"] == "completed"
+
+
+def test_who_waits_for_a_reader_may_give_it_up(pipe: tuple[int, int]) -> None:
+    """As a node does at its end: a stop in order is not held up for ever by who reads its events."""
+    backlog = Backlog(pipe[1])
+    backlog.write(bytes(3 * PIPE_BYTES))
+    backlog.drain(0.01)
+    assert backlog.pending

@@ -42,10 +42,10 @@ class Backlog:
                 return
         self._write(data)
 
-    def drain(self) -> None:
-        """Waits until everything is taken. Raises OSError."""
+    def drain(self, seconds: float | None = None) -> None:
+        """Waits until everything is taken, so long at most. Raises OSError."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._running)
+            self._changed.wait_for(lambda: not self._running, seconds)
             self._raise()
 
     def _raise(self) -> None:
@@ -109,5 +109,5 @@ class Unhurried:
     def flush(self) -> None:
         """What is written is on its way; `drain` waits for its end."""
 
-    def drain(self) -> None:
-        self._backlog.drain()
+    def drain(self, seconds: float | None = None) -> None:
+        self._backlog.drain(seconds)

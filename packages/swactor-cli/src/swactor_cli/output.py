@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 UNWRAPPED = 10_000
+LINGER_SECONDS = 2.0
 
 
 class OutputLost(SwactorError):
@@ -57,11 +58,11 @@ class StandardOutput:
     def pending(self) -> bool:
         return isinstance(self._stream, Unhurried) and self._stream.pending
 
-    def drain(self) -> None:
-        """Waits until everything is read, or lies in the pipe. Raises OutputLost."""
+    def drain(self, seconds: float | None = None) -> None:
+        """Waits until everything is read, or lies in the pipe, so long at most. Raises OutputLost."""
         with self._guarded():
             if isinstance(self._stream, Unhurried):
-                self._stream.drain()
+                self._stream.drain(seconds)
 
     def write(self, text: str) -> int:
         with self._guarded():
@@ -100,10 +101,14 @@ def pending() -> bool:
 
 
 def settle_talk() -> None:
-    """What stderr has not taken is talk that nobody hears: it is no error of the command."""
+    """What stderr has not taken is talk that nobody hears: it is no error of the command. Nor are a node's
+    events that nobody reads, and neither holds up an end for longer than LINGER_SECONDS."""
     try:
+        if isinstance(sys.stdout, StandardOutput):
+            with contextlib.suppress(OutputLost):
+                sys.stdout.drain(LINGER_SECONDS)
         if isinstance(sys.stderr, Unhurried):
-            sys.stderr.drain()
+            sys.stderr.drain(LINGER_SECONDS)
         sys.stderr.flush()
     except OSError:
         _forget(sys.stderr)
