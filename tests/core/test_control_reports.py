@@ -261,11 +261,15 @@ async def test_last_words_of_a_worker_without_end_are_kept_short() -> None:
 
 
 def test_events_of_a_run_of_another_orchestrator_are_not_forwarded() -> None:
-    """A node that tears it down is watched by the next already."""
+    """A node that tears it down is watched by the next already; that it refused one is news of this run."""
     forwarded: list[dict[str, Any]] = []
     bus = SimpleNamespace(forward=forwarded.append)
     mine = cast(Any, SimpleNamespace(bus=bus, _first_run=5, _run_ids=7))
     mine._ours = lambda event: Orchestrator._ours(mine, event)
-    events = [{"event": "node_started"}, *({"event": "stage_stopped", "run_id": run} for run in (5, 6, 7, 8))]
+    events = [
+        {"event": "node_started"},
+        {"event": "provisioning_refused", "run_id": 5},
+        *({"event": "stage_stopped", "run_id": run} for run in (5, 6, 7, 8)),
+    ]
     Orchestrator._report_from(mine, NodeId(1), EventReport(tuple(events), 0))
-    assert [event.get("run_id") for event in forwarded] == [None, 6, 7]
+    assert [event.get("run_id") for event in forwarded] == [None, 5, 6, 7]

@@ -16,6 +16,7 @@ from typing import Any
 from swactor_core.actors import ActorSystem
 from swactor_core.config import ClusterConfig, PluginChoice, split_host_port
 from swactor_core.errors import ResourceError
+from swactor_core.events import EventName
 from swactor_core.faults import Component, Fault, FaultReason, named_node
 from swactor_core.ids import NodeId, RunId, node_id_of
 from swactor_core.machines.pool import MemberChanged
@@ -317,8 +318,11 @@ class Orchestrator:
                 log.warning("an orchestrator takes no %s", type(message).__name__)
 
     def _ours(self, event: dict[str, Any]) -> bool:
-        """Not so is what a node says of a run whose orchestrator has died, while this one waits for it."""
+        """Not so is what a node says of a run whose orchestrator has died, while this one waits for it; what
+        the node refused of another run meanwhile concerns this one."""
         match event:
+            case {"event": EventName.PROVISIONING_REFUSED}:
+                return True
             case {"run_id": int(run_id)}:
                 return self._first_run < run_id <= self._run_ids
         return True
