@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from swactor_core.actors import ActorSystem
@@ -20,6 +20,7 @@ from swactor_core.node.control import CONTROL, BootHistory, ControlService, Repo
 from swactor_core.node.worker_process import STDERR_CHARACTERS, _read_talk
 from swactor_core.observe.bus import EventBus
 from swactor_core.orchestrator.links import POOL, NodeLink
+from swactor_core.orchestrator.orchestrator import Orchestrator
 from swactor_core.spi.transport import MAX_CONTROL_FRAME
 
 READY = StageReady(RunId(1), StageIndex(0))
@@ -257,3 +258,18 @@ async def test_last_words_of_a_worker_without_end_are_kept_short() -> None:
     talk: deque[str] = deque(maxlen=3)
     await _read_talk(stderr, talk)
     assert list(talk) == ["first", "y" * STDERR_CHARACTERS]
+
+
+def test_events_of_a_run_of_another_orchestrator_are_not_forwarded() -> None:
+    """A node that tears it down is watched by the next already; that it refused one is news of this run."""
+    forwarded: list[dict[str, Any]] = []
+    bus = SimpleNamespace(forward=forwarded.append)
+    mine = cast(Any, SimpleNamespace(bus=bus, _first_run=5, _run_ids=7))
+    mine._ours = lambda event: Orchestrator._ours(mine, event)
+    events = [
+        {"event": "node_started"},
+        {"event": "provisioning_refused", "run_id": 5},
+        *({"event": "stage_stopped", "run_id": run} for run in (5, 6, 7, 8)),
+    ]
+    Orchestrator._report_from(mine, NodeId(1), EventReport(tuple(events), 0))
+    assert [event.get("run_id") for event in forwarded] == [None, 5, 6, 7]

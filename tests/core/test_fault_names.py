@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swactor_core.faults import Component, Fault, FaultReason, RoleFailure
-from swactor_core.ids import NodeId, StageIndex
+from swactor_core.ids import EdgeId, NodeId, StageIndex
 from swactor_core.machines.pool import PoolAborted
 from swactor_core.machines.run import Run, RunBounds
 
@@ -24,6 +24,11 @@ def test_a_named_fault_says_the_name_beside_the_id():
     )
     assert fault.fields()["fault_node_id"] == "0000000000000047"
     assert fault.fields()["fault_node_name"] == "kitchen"
+
+
+def test_an_edge_is_said_once() -> None:
+    fault = Fault(FaultReason.STREAM_FAULT, Component.DRIVER, "edge 3: it broke", edge_id=EdgeId(3))
+    assert fault.line() == "StreamFault seen by Driver of edge 3: it broke"
 
 
 def test_a_node_without_a_name_is_its_id_alone():

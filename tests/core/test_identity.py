@@ -7,11 +7,13 @@ import secrets
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from swactor_core.errors import ConfigError
+from swactor_core.node import identity
 from swactor_core.node.identity import SEED_BYTES, load_or_create_seed
 
 PROCESSES, KEYS, LONGEST = 6, 40, 60.0
@@ -118,3 +120,24 @@ def test_a_key_file_that_is_no_file_is_refused_at_once(tmp_path: Path, kind: str
     with pytest.raises(ConfigError, match="is not a regular file") as caught:
         load_or_create_seed(path)
     assert "--key-file" in caught.value.hint
+
+
+def test_an_epoch_is_later_than_all_before_it_though_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = tmp_path / "orchestrator.key"
+    seed = identity.load_or_create_seed(key)
+    before = time.time_ns()
+    first = identity.later_epoch(key)
+    assert before <= first <= time.time_ns()
+    an_hour_ago = time.time_ns() - 3600 * 10**9
+    monkeypatch.setattr(identity, "fresh_epoch", lambda: an_hour_ago)
+    epochs = [first, *(identity.later_epoch(key) for _ in range(3))]
+    assert epochs == sorted(set(epochs))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert identity.later_epoch(key) > epochs[-1]
+    assert identity.load_or_create_seed(key) == seed

@@ -395,15 +395,19 @@ INSTALL_OTHER = InstallRing(OTHER, EDGE, PORT, RingDirection.EGRESS, LAYOUT, OBJ
 UNINSTALL_OTHER = UninstallRing(OTHER, UninstallReason.EDGE_STOPPED)
 
 
+def no_ring(detail: str, reason: RingFaultReason = RingFaultReason.WORKER_PROCESS_EXITED) -> Send:
+    return Send(ESTABLISHER, RingFault(OTHER, EDGE, PORT, reason, detail))
+
+
 def without_worker(state: WorkerCtlState, why: str) -> tuple[Steps, StrEnum]:
     prefix = next(steps for steps, end in SCENARIOS.values() if end is state)
     shutting = state is S.STOPPING
     reason = RingFaultReason.WORKER_SHUTTING_DOWN if shutting else RingFaultReason.WORKER_PROCESS_EXITED
-    refused = Send(ESTABLISHER, RingFault(OTHER, EDGE, PORT, reason, f"worker is {state}"))
-    crashed = WorkerCrashed(WorkerGeneration(0 if state is S.NOT_STARTED else 1), f"worker is {state}: {why}")
+    detail = f"worker is {state}: {why}" if why else f"worker is {state}"
+    crashed = WorkerCrashed(WorkerGeneration(0 if state is S.NOT_STARTED else 1), detail)
     steps: Steps = [
         *prefix,
-        (INSTALL_OTHER, (refused,)),
+        (INSTALL_OTHER, (no_ring(detail, reason),)),
         # A worker that stops is still there: that it never had the ring is the proof, not its end.
         (UNINSTALL_OTHER, (Send(ESTABLISHER, RingQuiesced(OTHER, process_reaped=not shutting)),)),
     ]
@@ -413,13 +417,18 @@ def without_worker(state: WorkerCtlState, why: str) -> tuple[Steps, StrEnum]:
         *steps,
         (RESET, (Send(STAGE, RoleReset(ROLE)),)),
         (CONFIGURE, (Send(STAGE, crashed),)),
-        (EXECUTE, (Send(STAGE, StepFailed(ROLE, StepId(1), failure, f"worker is {state}")),)),
+        (EXECUTE, (Send(STAGE, StepFailed(ROLE, StepId(1), failure, detail)),)),
         # While it drains the worker still gives its objects back itself.
         (RELEASE, (write(RELEASE),) if shutting else (Send(STAGE, lost),)),
     ], state
 
 
 SCENARIOS |= {f"without a worker: {s}": without_worker(s, why) for s, why in WITHOUT_WORKER.items()}
+BETWEEN = no_ring("worker is Spawning: the one before it: bad event")
+SCENARIOS["a run that comes between two workers hears what ended the first"] = (
+    [*RESTARTING, (ContinueRestart(), spawn(2, 3)), (INSTALL_OTHER, (BETWEEN,))],
+    S.SPAWNING,
+)
 
 
 def make() -> GpuWorkerCtl:

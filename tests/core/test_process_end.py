@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sys
 import time
@@ -15,7 +16,7 @@ from swactor_core.machines.worker_process import SpawnWorker
 from swactor_core.messages import ProcessNotification, ProcessNotificationKind
 from swactor_core.node import worker_process
 from swactor_core.node.process_end import exited
-from swactor_core.node.worker_process import WorkerProcess, exit_text
+from swactor_core.node.worker_process import WorkerProcess, exit_text, last_words
 
 LEAVES_A_CHILD = "import os, time; os.fork() or time.sleep(20); os._exit(3)"
 
@@ -111,3 +112,43 @@ async def test_a_worker_whose_end_nobody_reaped_in_time_has_ended_all_the_same(
         ProcessNotificationKind.STARTED, ProcessNotificationKind.EXITED,
     ]  # fmt: skip
     assert "ended, and nobody was told how" in hearing.told[-1].detail
+
+
+@pytest.mark.parametrize("lacking", ["EventPipe", "born_deaf"])
+async def test_a_worker_that_lacks_files_to_start_with_is_told_with_the_remedy(
+    lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its event pipe is the first to need some, its process the next."""
+
+    def lacks(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(worker_process, lacking, lacks)
+    hearing = Hearing()
+    worker = WorkerProcess(
+        hearing,  # type: ignore[arg-type]  # all that is asked of a system
+        worker="nobody", arena_name="memfd", blocked=(), arena=lambda: (-1, 0),
+    )  # fmt: skip
+    worker.perform(SpawnWorker(WorkerGeneration(1)))
+    await hearing.tasks[0]
+    (told,) = hearing.told
+    assert told.kind is ProcessNotificationKind.ERROR
+    remedy = "allow this user more open files: `ulimit -n 1024`"
+    assert told.detail == f"cannot start the worker: [Errno 24] Too many open files ({remedy})"
+
+
+def test_the_last_words_of_a_fatal_signal_are_what_and_where_not_the_modules_behind_the_stacks() -> None:
+    stacks = [
+        "noise",
+        "Fatal Python error: Segmentation fault",
+        "Thread 0x01 (most recent call first):",
+        '  File "idle.py", line 3 in wait',
+        "Current thread 0x02 (most recent call first):",
+        '  File "step.py", line 5 in compute',
+        '  File "harness.py", line 7 in serve',
+    ]
+    said = 'Fatal Python error: Segmentation fault, File "step.py", line 5 in compute'
+    assert last_words([*stacks, "Extension modules: numpy (total: 1)"]) == said
+    assert last_words(stacks[:2]) == "Fatal Python error: Segmentation fault"
+    assert last_words(["one", "  two"]) == "two"
+    assert last_words([]) == ""

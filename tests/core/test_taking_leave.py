@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from swactor_core.messages import ArenaConstructed, ArenaConstructionFailed
 from swactor_core.node import peers
 from swactor_core.node.node import Node
 from swactor_core.node.peers import take_leave
@@ -89,3 +90,10 @@ async def test_what_fails_in_it_leaves_no_task_and_no_arena(kind: Any) -> None:
     with pytest.raises(OSError, match="no socket"):
         await kind.close(process)
     assert ended[-2:] == ["tasks", "arena"]
+
+
+@pytest.mark.parametrize("message", [ArenaConstructed(), ArenaConstructionFailed("no memory")])
+async def test_an_arena_that_is_there_after_its_start_was_interrupted_concerns_nobody(message: Any) -> None:
+    ready = asyncio.get_running_loop().create_future()
+    ready.cancel()
+    Orchestrator.receive(cast(Any, SimpleNamespace(_arena_ready=ready)), message)

@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 PROGRAM = """
-import gc, json, sys
+import gc, json, sys, weakref
 frozen_by_python = gc.get_freeze_count()  # 3.12 begins with some
 from swactor_core.ids import RoleId, WorkerGeneration
-from swactor_core.messages import RoleConfigured, WorkerReady
+from swactor_core.messages import RoleConfigured, RoleReset, WorkerReady
 from swactor_core.worker import __main__ as worker
 from swactor_core.worker.adapter import CommandReader, EventWriter
 
@@ -21,7 +21,14 @@ def serve(harness, reader, writer):
         if event is not None:
             outside.emit(event)
         seen.append((gc.isenabled(), gc.get_freeze_count() > frozen_by_python))
-    writer.flush()
+    class Role:
+        pass
+    role = Role()
+    role.itself, gone = role, weakref.ref(role)
+    outside.emit(RoleConfigured(RoleId("r")))
+    del role
+    outside.emit(RoleReset(RoleId("r")))
+    seen.append((gone() is None, gc.get_freeze_count() > frozen_by_python))
     return worker.ExitCode.STOPPED
 worker.serve = serve
 code = worker.main(["--worker", "none", "--arena", "none"])
@@ -34,6 +41,6 @@ def test_a_start_is_not_walked_over_and_a_run_is_collected() -> None:
     assert done.returncode == 0, done.stderr
     code, seen = json.loads(done.stderr.splitlines()[-1])
     assert code == 0
-    assert seen == [[False, False], [True, True], [True, True]], (
-        "before WorkerReady, after it, after RoleConfigured"
+    assert seen == [[False, False], [True, True], [True, True], [True, True]], (
+        "before WorkerReady, after it, after RoleConfigured; what a role left, after RoleReset"
     )

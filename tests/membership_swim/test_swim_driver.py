@@ -248,6 +248,33 @@ async def test_noise_of_many_addresses_is_not_told_of_and_hides_nobody(start, mo
     monkeypatch.undo()
 
 
+async def test_a_member_whose_datagrams_are_damaged_now_and_then_is_no_stranger(
+    start, monkeypatch, caplog
+) -> None:
+    a = await start("a")
+    b = await start("b", seeds=(a,))
+    await a.until(alive("a", "b"))
+    now, arrived, seal = 100.0, [], b.membership._seal
+
+    def receive(size: int) -> tuple[bytes, tuple[str, int]]:
+        if not arrived:
+            raise BlockingIOError
+        return arrived.pop(0), b.membership.address
+
+    monkeypatch.setattr(a.membership, "_loop", SimpleNamespace(time=lambda: now))
+    monkeypatch.setattr(a.membership, "_take", lambda event: None)
+    monkeypatch.setattr(a.membership, "_socket", SimpleNamespace(recvfrom=receive))
+    for _ in range(5):
+        damaged = bytearray(seal.seal(b"damaged"))
+        damaged[-1] ^= 1
+        arrived += [bytes(damaged), seal.seal(b"whole"), bytes(damaged)]
+        a.membership._drain()
+        now += driver.PATIENCE
+    assert a.membership.counters["unauthentic"] == 10
+    assert not caplog.records
+    monkeypatch.undo()
+
+
 async def test_a_listener_that_fails_does_not_stop_the_protocol(start, caplog) -> None:
     def fail(member: Member) -> None:
         raise RuntimeError("listener")

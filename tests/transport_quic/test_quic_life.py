@@ -124,12 +124,15 @@ async def test_an_idle_connection_outlives_its_idle_timeout(make_node, make_rela
 
 async def test_a_newer_epoch_ends_the_former_life_at_once(pair, flow):
     left, right = pair
-    sender, _ = await left.edge_to(right)
+    sender, reader = await left.edge_to(right)
     writing = asyncio.ensure_future(sender.write(memoryview(b"x")))
+    reading = asyncio.ensure_future(reader.read_into(memoryview(bytearray(1))))
     await asyncio.sleep(0)
     left.transport.set_peer(right.peer(epoch=2))
     with pytest.raises(EdgeBroken, match="restarted"):
         await writing
+    with pytest.raises(EdgeBroken, match="it knows a later life of this process's key"):
+        await asyncio.wait_for(reading, 5)
     assert left.lost.empty(), "the host told us; it need not hear it back"
     left.transport.set_peer(right.peer(epoch=1))
 

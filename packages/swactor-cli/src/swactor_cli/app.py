@@ -79,8 +79,8 @@ def main() -> None:
             raise
         sys.exit(_exit_code_of(error))
     finally:
-        sys.stdout = stdout
         settle_talk()
+        sys.stdout = stdout
     sys.exit(code if isinstance(code, int) else ExitCode.COMPLETED)
 
 

@@ -1,4 +1,4 @@
-"""Where the process begins: Ctrl-C ends it with 130 and without a traceback, from the first line on.
+"""Where the process begins: Ctrl-C and its kin end it with 130, without a traceback, from the first line on.
 
 An exception that comes in the middle of an import may be printed by the import system, turned into another
 or lost; nothing is begun by then that would need an end in order. So an interrupt that meets an import ends
@@ -9,13 +9,18 @@ imports nothing before that which the interpreter has not loaded itself. Knows n
 import os
 import sys
 from _signal import (  # type: ignore[import-not-found]  # what `signal` puts enums around
+    SIG_DFL,
+    SIG_IGN,
+    SIGHUP,
     SIGINT,
+    SIGTERM,
     default_int_handler,
     getsignal,
     signal,
 )
 
 INTERRUPTED = 130
+_STOP_SIGNALS = (SIGINT, SIGTERM, SIGHUP)
 _IMPORTER = "<frozen importlib._bootstrap>"
 _unwinds = False
 
@@ -44,8 +49,9 @@ def _unraisable(error):  # type: ignore[no-untyped-def]  # as above
 
 def _guard() -> None:
     """A command that was started deaf to Ctrl-C, as a shell starts those in the background, stays so."""
-    if getsignal(SIGINT) is default_int_handler:
-        signal(SIGINT, _interrupted)
+    for number in _STOP_SIGNALS:
+        if getsignal(number) in (default_int_handler, SIG_DFL):
+            signal(number, _interrupted)
 
 
 _guard()
@@ -72,4 +78,5 @@ def main() -> None:
         _end_at_once()
     finally:
         _unwinds = False
-        _guard()  # an event loop that caught interrupts has put Python's own way of taking them in its place
+        for number in _STOP_SIGNALS:  # the exit code stands, nothing is left to stop
+            signal(number, SIG_IGN)

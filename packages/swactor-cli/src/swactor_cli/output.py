@@ -10,6 +10,7 @@ import codecs
 import contextlib
 import io
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -18,12 +19,14 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from swactor_core.errors import SwactorError
 
+from swactor_cli.backlog import Unhurried
 from swactor_cli.terminal import harmless, harmless_json, harmless_line, show_cursor
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 UNWRAPPED = 10_000
+LINGER_SECONDS = 2.0
 
 
 class OutputLost(SwactorError):
@@ -46,6 +49,21 @@ class StandardOutput:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
+    def wait_for_nobody(self) -> None:
+        """From here on a reader that pauses holds nobody up; `drain` waits for it."""
+        with contextlib.suppress(OSError, ValueError):  # it has no descriptor
+            self._stream = cast(TextIO, Unhurried(self._stream))
+
+    @property
+    def pending(self) -> bool:
+        return isinstance(self._stream, Unhurried) and self._stream.pending
+
+    def drain(self, seconds: float | None = None) -> None:
+        """Waits until everything is read, or lies in the pipe, so long at most. Raises OutputLost."""
+        with self._guarded():
+            if isinstance(self._stream, Unhurried):
+                self._stream.drain(seconds)
+
     def write(self, text: str) -> int:
         with self._guarded():
             return self._stream.write(text)
@@ -66,9 +84,31 @@ class StandardOutput:
             raise OutputLost(error) from None
 
 
+def wait_for_nobody() -> None:
+    """For a command that runs an event loop: neither a reader of stdout nor one of stderr holds it up."""
+    if isinstance(sys.stdout, StandardOutput):
+        sys.stdout.wait_for_nobody()
+    with contextlib.suppress(OSError, ValueError):
+        talk, sys.stderr = sys.stderr, cast(TextIO, Unhurried(sys.stderr))
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler, logging.StreamHandler) and handler.stream is talk:
+                handler.setStream(sys.stderr)
+
+
+def pending() -> bool:
+    """Whether something was written that its reader has not taken."""
+    return any(getattr(stream, "pending", False) for stream in (sys.stdout, sys.stderr))
+
+
 def settle_talk() -> None:
-    """What stderr has not taken is talk that nobody hears: it is no error of the command."""
+    """What stderr has not taken is talk that nobody hears: it is no error of the command. Nor are a node's
+    events that nobody reads, and neither holds up an end for longer than LINGER_SECONDS."""
     try:
+        if isinstance(sys.stdout, StandardOutput):
+            with contextlib.suppress(OutputLost):
+                sys.stdout.drain(LINGER_SECONDS)
+        if isinstance(sys.stderr, Unhurried):
+            sys.stderr.drain(LINGER_SECONDS)
         sys.stderr.flush()
     except OSError:
         _forget(sys.stderr)
@@ -142,6 +182,11 @@ class Output:
         plain = _is_utf8(sys.stdout)
         line = json.dumps(record, ensure_ascii=not plain, separators=(",", ":"))
         self._write((harmless_json(line) if self._shown else line) + "\n")
+
+    def drain(self) -> None:
+        """Waits until stdout's reader has taken everything. Raises OutputLost."""
+        if isinstance(sys.stdout, StandardOutput):
+            sys.stdout.drain()
 
     def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
         """On stdout, in the terminal's width. In a pipe a row stays a line for grep and cut."""

@@ -19,7 +19,7 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches  # every process starts with this module, and few make a slip
 
     near = get_close_matches(given, list(known), n=1, cutoff=0.7)
-    return f"did you mean {near[0]!r}? " if near else ""
+    return f"did you mean {str(near[0])!r}? " if near else ""  # an enum is named by its value
 
 
 _NO_MORE_FILES = frozenset({errno.EMFILE, errno.ENFILE})

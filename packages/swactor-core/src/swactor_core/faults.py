@@ -251,7 +251,8 @@ class Fault:
     def line(self) -> str:
         """The one typed line an operator reads."""
         cause = f" ({self.cause})" if self.cause else ""
-        detail = f": {' '.join(self.detail.split())}" if self.detail else ""
+        said = " ".join(self.detail.split())
+        detail = f": {said.removeprefix(f'edge {self.edge_id}: ')}" if said else ""
         return f"{self.reason}{cause} seen by {self.component}{self._where()}{detail}"
 
     def _where(self) -> str:
@@ -274,7 +275,9 @@ _DEFECT = "this is a defect of swactor or of a plug-in: report it with the file 
 _NETWORK = "check the node before this edge and the network between them, then run again"
 
 REMEDIES: dict[FaultReason, str] = {
-    FaultReason.NODE_UNAVAILABLE: "look at what that node said last, start it again, then run again",
+    FaultReason.NODE_UNAVAILABLE: (
+        "look at what that node said last and at the network to it, start it if it has ended, then run again"
+    ),
     FaultReason.MEMBERSHIP_LOST: "check that node and the network to it, then run again",
     FaultReason.POOL_TIMEOUT: "start those nodes, look at the network to them, or run without them",
     FaultReason.PROVISIONING_REJECTED: "do what it says, wait for the other run to end, or take other nodes",

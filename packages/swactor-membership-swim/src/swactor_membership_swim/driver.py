@@ -237,6 +237,8 @@ class SwimMembership:
             address = (_plain(source[0]), source[1])
             if not isinstance(opened, Refusal):
                 sender, packet = opened
+                if address in self._strangers:  # it has the key: what could not be opened was damaged
+                    self._strangers[address] = (math.inf, self._strangers[address][1])
                 self._take(Received(sender, packet, address))
             elif opened is Refusal.OLD_EPOCH and (outlived := self._seal.outlived(datagram)) is not None:
                 sender, packet, epoch = outlived

@@ -27,6 +27,8 @@ PROMPT_ACK_FROM = 4
 """Datagrams in one batch from which on they are acknowledged at once: a sender of bulk waits for it, while a
 lone message needs no datagram of its own for that."""
 
+HANDSHAKE_TIMED_OUT = "no whole handshake in time: both ways must carry UDP datagrams of 1200 bytes"
+
 DUPLICATE_LINGER = 1.0
 """Seconds that the weaker of two simultaneous connections stays, for whoever has not yet seen the other."""
 
@@ -409,7 +411,7 @@ class Link:
         self._carrier.drain()
         now = self._loop.time()
         if self.state is LinkState.HANDSHAKE and now >= self._handshake_until:
-            self.quic.close(error_code=CloseCode.HANDSHAKE_TIMEOUT, reason_phrase="handshake timed out")
+            self.quic.close(error_code=CloseCode.HANDSHAKE_TIMEOUT, reason_phrase=HANDSHAKE_TIMED_OUT)
         if self.state is not LinkState.READY:
             return
         for stream_id in [s for s, until in self._preambles.items() if until <= now]:
@@ -483,7 +485,10 @@ class Link:
                 farewell = datagrams[-1][0]
                 self._carrier.send_all(datagrams)
         if ending.by_peer:
-            reason = f"the peer closed the connection: {ending.reason or f'code {ending.code:#x}'}"
+            told = ending.reason or f"code {ending.code:#x}"
+            if ending.application and ending.code == CloseCode.FORMER_LIFE:
+                told = f"it knows a later life of this process's key; there {told}"
+            reason = f"the peer closed the connection: {told}"
         else:
             reason = ending.reason or f"connection error {ending.code:#x}"
         deliberate = ending.application and ending.code != CloseCode.UNRESPONSIVE

@@ -111,9 +111,9 @@ class QuicTransport:
         for alpn in Alpn:
             dialling = self._dialling.pop((node_id, alpn), None)
             if dialling is not None and dialling.link is not None:
-                dialling.link.close(CloseCode.REMOVED, "the peer was removed")
+                dialling.link.close(CloseCode.REMOVED, "it gave the other side up as gone")
         for link in self._peers.links_of(node_id):
-            link.close(CloseCode.REMOVED, "the peer was removed")
+            link.close(CloseCode.REMOVED, "it gave the other side up as gone")
         self._changed.fire()
 
     def _accept(self, admitted: Admitted, address: Address) -> Link:

@@ -12,6 +12,7 @@ import mmap
 import os
 import stat
 import weakref
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +57,22 @@ def _kept_at(source: str) -> Path:
     return Path(os.environ["CACHEDB"]).parent / f"{name}.code"
 
 
+@cache
+def _libc() -> ctypes.CDLL:
+    """One for all: each is garbage that only a collection finds, and a worker's collections are rare."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    return libc
+
+
 class _Mapped:
     """A file's code, ready to run at `address` while this lives. Python's own mmap would keep a descriptor
     for each. Raises OSError, as on a file system that nothing may be run from."""
 
     def __init__(self, descriptor: int, size: int) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.mmap.restype = ctypes.c_void_p
-        libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
-        libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+        libc = _libc()
         address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_EXEC, mmap.MAP_PRIVATE, descriptor, 0)
         if address == ctypes.c_void_p(-1).value:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

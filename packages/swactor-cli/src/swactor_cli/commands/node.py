@@ -22,9 +22,9 @@ from swactor_core.unwaited import EventLoop
 from swactor_core.values import frozen
 
 from swactor_cli.errors import ExitCode
-from swactor_cli.interrupts import STOP_SIGNALS
+from swactor_cli.interrupts import STOP_SIGNALS, over
 from swactor_cli.keys import node_key_file, public_key_of
-from swactor_cli.output import Output
+from swactor_cli.output import Output, pending, wait_for_nobody
 from swactor_cli.sizes import parse_bytes
 from swactor_cli.worker_options import worker_settings
 
@@ -90,9 +90,13 @@ def run_node(options: NodeOptions, output: Output) -> ExitCode:
     refuse_wrong_settings(plugins, choice, settings.worker)
     output.note(f"node {options.name}, public key {public_key}")
     with key_in_use(key_file), asyncio.Runner(loop_factory=EventLoop) as runner:
-        fault = runner.run(
-            serve(settings, plugins, stop_on=STOP_SIGNALS, on_built=lambda node: _tell(node, output))
-        )
+        wait_for_nobody()
+        try:
+            fault = runner.run(
+                serve(settings, plugins, stop_on=STOP_SIGNALS, on_built=lambda node: _tell(node, output))
+            )
+        finally:
+            over(runner.get_loop(), pending)
     if fault is not None:
         output.error(fault.line(), fault.remedy)
         return ExitCode.FAULTED

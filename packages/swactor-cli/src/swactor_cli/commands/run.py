@@ -22,7 +22,7 @@ from swactor_core.hosting import memory_of_workers, refuse_unfit_model
 from swactor_core.ids import NodeId, RunId, node_hex
 from swactor_core.machines.run import RunBounds
 from swactor_core.machines.run_effects import RunOutcome
-from swactor_core.node.identity import key_in_use, load_or_create_seed
+from swactor_core.node.identity import key_in_use, later_epoch, load_or_create_seed
 from swactor_core.orchestrator.local_pool import NodesAhead
 from swactor_core.orchestrator.orchestrator import RunRequest, RunResult
 from swactor_core.orchestrator.session import ClusterSession, LocalSession
@@ -36,10 +36,10 @@ from swactor_core.values import frozen
 from swactor_cli.answer import Answer
 from swactor_cli.checks import check_udp
 from swactor_cli.errors import ExitCode
-from swactor_cli.interrupts import Interrupts, held
+from swactor_cli.interrupts import Interrupts, held, over
 from swactor_cli.keys import orchestrator_key_file
 from swactor_cli.models import Room, check_memory_here, has_tokenizer, open_model, tokenizer_of
-from swactor_cli.output import Output, OutputLost
+from swactor_cli.output import Output, OutputLost, pending, wait_for_nobody
 from swactor_cli.pools import ChosenPool, choose_pool
 from swactor_cli.progress import Display
 from swactor_cli.prompts import check_prompt, check_text, prompt_ids_of
@@ -118,16 +118,21 @@ def run(options: RunOptions, output: Output) -> ExitCode:
         }
         side = SideFiles(options.events, options.logits, inputs=inputs)
         closing.callback(side.close)
-        seed = b""
+        seed, epoch = b"", None
         if not pool.local:
             seed = load_or_create_seed(orchestrator_key_file())
             closing.enter_context(key_in_use(orchestrator_key_file()))
-        make_session = partial(_session, options, pool, side, seed=seed, ahead=ahead)
+            epoch = later_epoch(orchestrator_key_file())
+        make_session = partial(_session, options, pool, side, seed=seed, epoch=epoch, ahead=ahead)
 
         display = Display(output, answer)
         interrupts = Interrupts()
         interrupts.catch()
-        result = runner.run(_drive(make_session, request, display, side, output, interrupts))
+        wait_for_nobody()
+        try:
+            result = runner.run(_drive(make_session, request, display, side, output, interrupts))
+        finally:
+            over(runner.get_loop(), pending)
         side.finish()
         return _finish(result, display, side, output)
 
@@ -191,9 +196,16 @@ def _with_memory(
 
 
 def _session(
-    options: RunOptions, pool: ChosenPool, side: SideFiles, *, seed: bytes, ahead: NodesAhead
+    options: RunOptions,
+    pool: ChosenPool,
+    side: SideFiles,
+    *,
+    seed: bytes,
+    epoch: int | None,
+    ahead: NodesAhead,
 ) -> LocalSession | ClusterSession:
-    """`seed` is of this machine's key, which a cluster knows; `ahead` holds processes of a local pool."""
+    """`seed` is of this machine's key, which a cluster knows, `epoch` the latest under it; `ahead` holds
+    processes of a local pool."""
     if pool.file is None:
         return LocalSession(
             pool.plugins, pool.choice,
@@ -202,7 +214,8 @@ def _session(
         )  # fmt: skip
     return ClusterSession(
         pool.plugins, pool.file, pool.choice,
-        seed=seed, pool_deadline=options.pool_timeout, objects=side.objects, sinks=side.sinks,
+        seed=seed, epoch=epoch, pool_deadline=options.pool_timeout,
+        objects=side.objects, sinks=side.sinks,
     )  # fmt: skip
 
 
@@ -316,6 +329,7 @@ def _finish(result: RunResult, display: Display, side: SideFiles, output: Output
         display.finish()
         if output.json_lines:
             output.record(_record(result, figures, display.text))
+        output.drain()
     except OutputLost as error:
         display.lost = error
     if result.fault is not None:

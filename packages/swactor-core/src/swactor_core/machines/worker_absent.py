@@ -38,8 +38,8 @@ def crash_words(crashed: WorkerCrashed, rings: Iterable[InstallRing], *, exited:
 
 
 def answer(command: Answered, *, generation: WorkerGeneration, stopping: bool, state: str, why: str) -> Send:
-    """`generation` is the last that was started, `why` the reason of its end; both for people."""
-    detail = f"worker is {state}"
+    """`generation` is the last that was started, `why` the reason of the latest end; both for people."""
+    detail = f"worker is {state}: {why}" if why else f"worker is {state}"
     match command:
         case InstallRing():
             fault = (
@@ -48,7 +48,7 @@ def answer(command: Answered, *, generation: WorkerGeneration, stopping: bool, s
             ring = RingFault(command.ring_id, command.edge_id, command.port_id, fault, detail)
             return Send(ESTABLISHER, ring)
         case ConfigureRole():
-            return Send(STAGE, WorkerCrashed(generation, f"{detail}: {why}"))
+            return Send(STAGE, WorkerCrashed(generation, detail))
         case ResetRole():
             return Send(STAGE, RoleReset(command.role_id))
         case ExecuteStep():

@@ -149,7 +149,7 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
         self.stale_events = 0
         self._policy = policy
         self._initialize = (arena_ceiling, ring_helper_abi, backend)
-        self._why = ""
+        self._why = self._former = ""
         self._fatal: WorkerFatalReason | None = None
         self._failed = False
         self._alive = False
@@ -160,6 +160,7 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
 
     def _start(self, event: StartWorker | ContinueRestart, now: float) -> Outcome[WorkerCtlState]:
         self.generation = WorkerGeneration(self.generation + 1)
+        self._former = f"the one before it: {self._why}" if self._why else ""
         self._why, self._fatal = "", None
         self._alive = False
         self._end_told = False
@@ -185,6 +186,7 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
             return S.INITIALIZING, self._stale()
         if isinstance(inner, WorkerReady):
             fields = {"worker_generation": self.generation, "pid": inner.pid}
+            self._former = ""
             return S.RUNNING, (
                 *self.cancel_timer("bound"),
                 Emit(EventName.WORKER_STARTED, fields),
@@ -384,10 +386,8 @@ class GpuWorkerCtl(Machine[WorkerCtlState]):
         return self.state, (Send(ESTABLISHER, RingQuiesced(event.ring_id, process_reaped=True)),)
 
     def _without_worker(self, event: Answered, now: float) -> Outcome[WorkerCtlState]:
-        stopping = self.state is S.STOPPING
-        told = answer(
-            event, generation=self.generation, stopping=stopping, state=str(self.state), why=self._why
-        )
+        stopping, why = self.state is S.STOPPING, self._why or self._former
+        told = answer(event, generation=self.generation, stopping=stopping, state=str(self.state), why=why)
         return self.state, (told,)
 
     def _stale(self) -> tuple[Action, ...]:

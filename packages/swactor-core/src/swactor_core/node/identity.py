@@ -18,12 +18,24 @@ from swactor_core.whole_files import WholeFile
 SEED_BYTES = 32
 _MOST = 4096
 _OTHER = "name another with --key-file, or set SWACTOR_STATE_DIR"
+COARSEST_FILE_TIME = 2_000_000_000
+"""Nanoseconds: FAT keeps every second second of a modification."""
 
 
 def fresh_epoch() -> int:
     """The epoch of a process that starts now, in 64 bits: later than that of any earlier start of the same
     name, as membership and transport ask (wall-clock nanoseconds)."""
     return time.time_ns()
+
+
+def later_epoch(key_file: Path) -> int:
+    """A fresh epoch, also later than those that were given for this key before where the clock was set back:
+    the file's time of modification is the latest. For the process that has the key in use."""
+    now, state = fresh_epoch(), key_file.stat()
+    epoch = now if now > state.st_mtime_ns else state.st_mtime_ns + COARSEST_FILE_TIME
+    with contextlib.suppress(OSError):  # a disk that is not written to
+        os.utime(key_file, ns=(state.st_atime_ns, epoch))
+    return epoch
 
 
 def state_directory() -> Path:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from swactor_core.actors import ActorSystem
 from swactor_core.codec import MAX_LINE, CodecError, MessageCodec
@@ -34,9 +35,11 @@ from swactor_core.node.process_end import close_pipes, exited
 
 log = logging.getLogger(__name__)
 
-STDERR_LINES = 40
+STDERR_LINES = 200
+"""Room for the stacks of all threads that Python prints when it dies of a signal."""
 STDERR_CHARACTERS = 2_000
 """Of a line that is kept: the last one becomes part of a fault."""
+FATAL_HEADING = "Fatal Python error: "
 MAX_UNREAD_COMMANDS = 16 * 1024 * 1024
 DRAIN_BOUND = 1.0
 
@@ -116,10 +119,14 @@ class WorkerProcess:
         """One child's whole life: start, events, end."""
         fd, ceiling = self._arena()
         environment = {**os.environ, "SWACTOR_ARENA_FD": str(fd), "SWACTOR_ARENA_BYTES": str(ceiling)}
-        events = EventPipe(
-            lambda event: self._system.deliver(ME, FromWorker(generation, event)),
-            lambda why: self._bad_event(generation, why),
-        )
+        try:
+            events = EventPipe(
+                lambda event: self._system.deliver(ME, FromWorker(generation, event)),
+                lambda why: self._bad_event(generation, why),
+            )
+        except OSError as error:
+            self._not_started(generation, error)
+            return
         try:
             with born_deaf():
                 process = await asyncio.create_subprocess_exec(
@@ -135,9 +142,7 @@ class WorkerProcess:
                     limit=MAX_LINE,
                 )
         except OSError as error:
-            remedy = remedy_of_lack(error)
-            said = f"cannot start the worker: {error}" + f" ({remedy})" * bool(remedy)
-            self._notify(generation, ProcessNotificationKind.ERROR, 0, said)
+            self._not_started(generation, error)
             events.close()
             return
         except BaseException:
@@ -165,7 +170,12 @@ class WorkerProcess:
             close_pipes(process)
             if self._process is process:
                 self._process = None
-        self._tell_end(generation, process, last_words=talk[-1] if talk else "")
+        self._tell_end(generation, process, last_words=last_words(talk))
+
+    def _not_started(self, generation: WorkerGeneration, error: OSError) -> None:
+        remedy = remedy_of_lack(error)
+        detail = f"cannot start the worker: {error}" + (f" ({remedy})" if remedy else "")
+        self._notify(generation, ProcessNotificationKind.ERROR, 0, detail)
 
     def _tell_end(
         self, generation: WorkerGeneration, process: asyncio.subprocess.Process, *, last_words: str
@@ -205,6 +215,18 @@ async def _read_talk(stderr: asyncio.StreamReader, talk: deque[str]) -> None:
         if text:
             talk.append(text[:STDERR_CHARACTERS])
             log.info("worker: %s", text)
+
+
+def last_words(talk: Iterable[str]) -> str:
+    """Of what a process wrote before its end, what says why: its last line, but of a stack that Python prints
+    at a fatal signal the heading and the innermost frame."""
+    lines = list(talk)
+    fatal = max((i for i, line in enumerate(lines) if line.startswith(FATAL_HEADING)), default=None)
+    if fatal is None:
+        return lines[-1].strip() if lines else ""
+    inside = itertools.dropwhile(lambda line: not line.startswith("Current thread"), lines[fatal:])
+    frame = next((line.strip() for line in inside if line.startswith("  File ")), "")
+    return f"{lines[fatal]}, {frame}" if frame else lines[fatal]
 
 
 def exit_text(code: int | None) -> str:

@@ -17,6 +17,7 @@ from swactor_core.actors import ActorSystem
 from swactor_core.broken_actors import fault_of
 from swactor_core.config import ClusterConfig, PluginChoice, split_host_port
 from swactor_core.errors import ResourceError
+from swactor_core.events import EventName
 from swactor_core.faults import Component, Fault, FaultReason, named_node
 from swactor_core.ids import NodeId, RunId, node_id_of
 from swactor_core.machines.pool import MemberChanged
@@ -77,7 +78,9 @@ class Orchestrator:
         membership_settings: dict[str, Any] | None = None,
         transport_settings: dict[str, Any] | None = None,
         objects: bool = False,
+        epoch: int | None = None,
     ) -> None:
+        """`epoch` of this life, later than any before it; None takes the clock's word."""
         self._choice = choice
         self._plugins = plugins
         self._cluster = cluster
@@ -86,7 +89,7 @@ class Orchestrator:
         self._bind = (bind_host, bind_port, advertise_host, membership_port)
         self._membership_settings = membership_settings or {}
         self._transport_settings = transport_settings or {}
-        self.epoch = fresh_epoch()
+        self.epoch = fresh_epoch() if epoch is None else epoch
         transports = plugins.select(Kind.TRANSPORT, choice.transport)
         self._transports, self._crosses = transports.make(), transports.crosses_processes
         self._memberships = plugins.select(Kind.MEMBERSHIP, choice.membership).make()
@@ -98,7 +101,7 @@ class Orchestrator:
         self.names = {node_id_of(bytes.fromhex(node.public_key)): node.name for node in cluster.nodes}
         self._before_run: list[NodeLost | NodeFaulted] = []
         self._edge_ids = EdgeIdAllocator(secrets.randbits(32) << 16 | 1)
-        self._run_ids = secrets.randbits(48)
+        self._first_run = self._run_ids = secrets.randbits(48)
         self._transport: Transport | None = None
         self._membership: Membership | None = None
         self._arena_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -126,6 +129,8 @@ class Orchestrator:
     def receive(self, message: object) -> None:
         """As owner of the arena."""
         match message:
+            case _ if self._arena_ready.done():  # who waited for it was interrupted
+                pass
             case ArenaConstructed():
                 self._arena_ready.set_result(None)
             case ArenaConstructionFailed(detail):
@@ -296,7 +301,8 @@ class Orchestrator:
         match message:
             case EventReport(events, dropped):
                 for event in events:
-                    self.bus.forward(event)
+                    if self._ours(event):
+                        self.bus.forward(event)
                 if dropped:
                     log.warning("node %s dropped %d events", named_node(node_id, self.names), dropped)
             case NodeFaulted():
@@ -311,6 +317,16 @@ class Orchestrator:
                     self.system.tell(RUN, message)
             case _:
                 log.warning("an orchestrator takes no %s", type(message).__name__)
+
+    def _ours(self, event: dict[str, Any]) -> bool:
+        """Not so is what a node says of a run whose orchestrator has died, while this one waits for it; what
+        the node refused of another run meanwhile concerns this one."""
+        match event:
+            case {"event": EventName.PROVISIONING_REFUSED}:
+                return True
+            case {"run_id": int(run_id)}:
+                return self._first_run < run_id <= self._run_ids
+        return True
 
     def _actor_failed(self, address: Address, error: Exception) -> None:
         log.error("%s:%d failed", address.component, address.key, exc_info=error)

@@ -193,9 +193,10 @@ class ClusterSession(_Session):
         pool_deadline: float = 60.0,
         objects: bool = False,
         sinks: tuple[Sink, ...] = (),
+        epoch: int | None = None,
     ) -> None:
         """`nodes` are names of the file, all of it when empty. `pool_deadline` in seconds, for all of them to
-        be there and free."""
+        be there and free. `epoch` is later than that of any session with this seed before."""
         super().__init__(sinks)
         refuse_separate_processes(plugins, choice)
         known = {node.name: node for node in file.cluster.nodes}
@@ -231,6 +232,7 @@ class ClusterSession(_Session):
             membership_settings=table.membership,
             transport_settings=table.transport,
             objects=objects,
+            epoch=epoch,
         )
         self._connect_sinks()
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from swactor_core.errors import ResourceError
 from swactor_core.machines.worker_effects import ExitCode
-from swactor_core.messages import RoleConfigured, WorkerReady
+from swactor_core.messages import RoleConfigured, RoleReset, WorkerReady
 from swactor_core.node.process import WORKER_GOES, first_to_go, ignore_terminal_interrupt, tied_to_parent
 from swactor_core.plugins import Plugins, load_modules, load_plugins
 from swactor_core.spi.arena import ArenaPlugin, ArenaView
@@ -101,6 +101,11 @@ class _Process:
         if isinstance(event, (WorkerReady, RoleConfigured)):
             gc.freeze()
             gc.enable()
+        elif isinstance(event, RoleReset):  # what was frozen with the role is collected, or never is
+            self._writer.flush()
+            gc.unfreeze()
+            gc.collect()
+            gc.freeze()
 
     def _loaded(self) -> Plugins:
         if self._plugins is None:

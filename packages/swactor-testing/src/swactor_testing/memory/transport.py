@@ -100,7 +100,7 @@ class MemoryTransport:
         """Forgets the peer and ends its connections; one that `authorise` accepts may still dial."""
         self._peers.pop(node_id, None)
         for end in self._ends_of(node_id):
-            end.link.end("the peer was removed")
+            end.link.end("it gave the other side up as gone")
         self._changed.fire()
 
     def _ends_of(self, node_id: NodeId) -> list[LinkEnd]:
