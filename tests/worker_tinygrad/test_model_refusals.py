@@ -188,6 +188,27 @@ def test_tensor_types_that_cannot_be_computed_with(backend: Any, number: int, na
     assert "Q4_K_M" in error.hint
 
 
+def test_quantised_tensors_of_another_layout(backend: Any) -> None:
+    """Their bytes would pass for those of this layout; what is not quantised has no version."""
+    from swactor_worker_tinygrad.stage_tensors import check_model
+    from swactor_worker_tinygrad.tensor_types import stored_bytes
+
+    plain, name, q8_0 = manifest(), "blk.3.ffn_up.weight", 8
+    dims = next(ref.dims for ref in plain.tensors if ref.name == name)
+    quantised = with_tensor(name, ggml_type=q8_0, type_name="Q8_0", nbytes=stored_bytes(dims, q8_0))
+
+    def of(version: Any, base: StageManifest) -> StageManifest:
+        return replace(base, metadata={**base.metadata, "general.quantization_version": version})
+
+    check_model(quantised, 16)
+    check_model(of(2, quantised), 16)
+    check_model(of(1, plain), 16)
+    for other in (1, 3, True, "2"):
+        words = f"general.quantization_version = {other!r} says that tensor '{name}'"
+        config = config_of(of(other, quantised))
+        refuse(backend, config, RoleFailure.UNSUPPORTED_TENSOR_TYPE, words)
+
+
 def test_sizes_that_do_not_fit_the_type(backend: Any) -> None:
     wrong = with_tensor("blk.3.ffn_up.weight", nbytes=12)
     refuse(backend, config_of(wrong), RoleFailure.CONFIG_INVALID, "cannot have 12 bytes")

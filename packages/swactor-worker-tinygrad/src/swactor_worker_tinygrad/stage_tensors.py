@@ -14,7 +14,7 @@ from swactor_core.values import frozen
 
 from swactor_worker_tinygrad.model_keys import invalid, unsupported
 from swactor_worker_tinygrad.parameters import ModelParameters, read_parameters
-from swactor_worker_tinygrad.tensor_types import check_types
+from swactor_worker_tinygrad.tensor_types import LAYOUT, check_layout, check_types
 
 Dims = tuple[int, ...]
 
@@ -81,6 +81,7 @@ def check_model(manifest: StageManifest, max_context: int) -> tuple[ModelParamet
     parameters = read_parameters(manifest, max_context)
     tensors = sort_tensors(manifest, parameters)
     check_types(tensors.all())
+    check_layout(manifest.metadata.get("general.quantization_version", LAYOUT), tensors.all())
     return parameters, tensors
 
 

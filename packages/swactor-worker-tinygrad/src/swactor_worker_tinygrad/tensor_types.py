@@ -14,6 +14,7 @@ from swactor_core.spi.loader import TensorRef
 from swactor_core.spi.worker import RoleError
 
 F32 = 0
+LAYOUT = 2  # ggml's GGML_QNT_VERSION: of the blocks below
 # ggml type -> (values in a block, bytes of a block)
 BLOCKS = {
     0: (1, 4),  # F32
@@ -79,6 +80,19 @@ def check_types(refs: Iterable[TensorRef]) -> None:
                 f"tensor {ref.name!r} of dims {list(ref.dims)}, stored as {ref.type_name}, "
                 f"cannot have {ref.nbytes} bytes",
             )
+
+
+def check_layout(version: object, refs: Iterable[TensorRef]) -> None:
+    """Raises RoleError for quantised tensors of a file whose `general.quantization_version`, `version`, says
+    that their blocks are laid out in another way: they would have the right sizes, and other values."""
+    quantised = next((ref for ref in refs if BLOCKS.get(ref.ggml_type, (1, 0))[0] > 1), None)
+    if quantised is not None and (isinstance(version, bool) or version != LAYOUT):
+        raise RoleError(
+            RoleFailure.UNSUPPORTED_TENSOR_TYPE,
+            f"metadata key general.quantization_version = {version!r} says that tensor {quantised.name!r}, "
+            f"stored as {quantised.type_name}, is not laid out as in version {LAYOUT}, the one known here",
+            hint="quantise the model again with current tools",
+        )
 
 
 def stored_bytes(dims: tuple[int, ...], ggml_type: int) -> int | None:
