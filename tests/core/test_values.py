@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import FrozenInstanceError, asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
+from unittest import mock
 
 import pytest
 from swactor_core.values import frozen, value
@@ -139,7 +140,7 @@ def test_signatures_once_made_are_those_of_a_dataclass(make: Any) -> None:
         assert ours.__init__.__qualname__ == f"{ours.__qualname__}.__init__"
 
 
-@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("make", OURS)
 def test_wrong_arguments_and_wrong_values_are_refused(make: Any) -> None:
     _, pair, *_ = Family(make).classes
     checked = FAMILIES[make].classes[4]
@@ -152,7 +153,7 @@ def test_wrong_arguments_and_wrong_values_are_refused(make: Any) -> None:
     assert checked(2).twice == 4
 
 
-@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("make", OURS)
 def test_what_makes_new_objects_of_old_ones_works(make: Any) -> None:
     pair, lists = FAMILIES[make].objects[2], FAMILIES[make].objects[7]
     assert replace(pair, right=(3,)).right == (3,)
@@ -181,6 +182,27 @@ class Kept:
 @value
 class Passing:
     left: int
+
+
+@pytest.mark.parametrize("make", OURS)
+def test_an_init_that_took_the_place_of_the_first_one_keeps_it(make: Any) -> None:
+    """As a test's patch does, before any object was made."""
+
+    @make
+    class Told:
+        word: str
+
+    made: list[str] = []
+    first = Told.__init__
+
+    def telling(self: Any, word: str) -> None:
+        made.append(word)
+        first(self, word)
+
+    with mock.patch.object(Told, "__init__", telling):
+        assert [Told("a").word, Told("b").word] == made == ["a", "b"]
+    assert Told("c").word == Told("c").word == "c"
+    assert made == ["a", "b"]
 
 
 def test_objects_cross_processes() -> None:

@@ -53,10 +53,12 @@ def _is_odd(one: Field[Any]) -> bool:
 
 
 def _initialiser_to_be(made: type[Any], *, frozen: bool) -> Callable[..., None]:
-    """An `__init__` that puts the real one in its place."""
+    """An `__init__` that puts the real one in its place, not in that of one that somebody has put there."""
 
     def first(self: object, *values: object, **named: object) -> None:
-        made.__init__ = real = _initialiser(made, frozen=frozen)
+        real = _initialiser(made, frozen=frozen)
+        if made.__init__ is first:
+            made.__init__ = real
         real(self, *values, **named)
 
     return first
