@@ -238,7 +238,7 @@ class TestProgressGoesBack(Wrong):
             return super().configure(config, progress=backwards, should_abort=should_abort)
 
 
-@caught_by(PHASES, "== 'ready'")
+@caught_by(PHASES, "== <LoadPhase.READY")
 class TestIsNeverReady(Wrong):
     class backend_class(EchoBackend):
         def configure(self, config: StageConfig, *, progress: Any, should_abort: Any) -> Any:

@@ -32,14 +32,17 @@ def reference(name: str) -> dict[str, Any]:
 def stand_in(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a machine with one CUDA device, whose kernels are built once for all tests."""
     folder = tmp_path_factory.mktemp("cuda")
+    clang = environment.find_compiler()
+    compiler = [clang, "--driver-mode=g++", "-std=c++17", "-O1", "-Wall", "-Werror"]
     for source, library in LIBRARIES.items():
-        compiler = ["clang++", "-std=c++17", "-O1", "-Wall", "-Werror", "-fPIC", "-shared"]
-        command = [*compiler, "-o", str(folder / library), str(HERE / "cuda" / f"{source}.cpp")]
+        code = str(HERE / "cuda" / f"{source}.cpp")
+        command = [*compiler, "-fPIC", "-shared", "-o", str(folder / library), code]
         subprocess.run(command, check=True, timeout=60)
     return {
         "LD_LIBRARY_PATH": str(folder),
         "STAND_IN_CUDA": str(HERE / "cuda"),
         "STAND_IN_CUDA_FILES": str(folder),
+        "STAND_IN_CUDA_COMPILER": clang,
         "CUDA_PATH": str(HERE / "cuda"),
         "XDG_CACHE_HOME": str(folder / "cache"),
     }

@@ -48,13 +48,13 @@ def test_the_remedy_is_of_what_is_wrong(
     monkeypatch.setenv("CACHEDB", str(path))
     with pytest.raises(sqlite3.Error) as caught:
         wrong(path)
-    made = _role_error(caught.value)
+    made = _role_error(caught.value, "")
     assert made.reason is RoleFailure.BACKEND_ERROR
     assert made.message == f"compiled kernels cannot be kept in {str(path)!r}: {caught.value}"
     assert made.hint.startswith(remedy.format(path=path))
 
 
 def test_what_the_machine_has_run_out_of_is_told_with_its_remedy() -> None:
-    full = _role_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/kernel.c"))
+    full = _role_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/kernel.c"), "")
     assert (full.reason, full.hint) == (RoleFailure.BACKEND_ERROR, "free some space on that disk")
-    assert _role_error(ValueError("a defect")).hint == ""
+    assert _role_error(ValueError("a defect"), "").hint == ""

@@ -2,7 +2,7 @@
  *
  * What a source may use is in `include`; anything else is a compilation error with clang's own log, as NVRTC has it.
  * Environment: STAND_IN_CUDA (the folder of this file), STAND_IN_CUDA_FILES (a folder in which what is built is kept, and
- * built once). */
+ * built once), STAND_IN_CUDA_COMPILER (a clang). */
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -47,9 +47,10 @@ static int build(Program *program, const std::string &text, const std::string &k
   std::string folder = files() + "/kernel-XXXXXX";
   if (!mkdtemp(&folder[0])) return COMPILATION;
   const std::string at = folder + "/kernel", headers = getenv("STAND_IN_CUDA");
+  const std::string compiler = getenv("STAND_IN_CUDA_COMPILER");
   std::ofstream(at + ".cpp") << text;
-  const std::string command = "{ clang++ -std=c++17 -O1 -march=native -w -fPIC -c -I" + headers + "/include " + at + ".cpp -o " +
-                              at + ".o && ld -shared " + at + ".o -lm -o " + at + ".so; } > " + at + ".log 2>&1";
+  const std::string command = "{ " + compiler + " --driver-mode=g++ -std=c++17 -O1 -march=native -w -fPIC -c -I" + headers +
+                              "/include " + at + ".cpp -o " + at + ".o && ld -shared " + at + ".o -lm -o " + at + ".so; } > " + at + ".log 2>&1";
   const int failed = system(command.c_str());
   program->log = read(at + ".log");
   if (!failed) rename((at + ".so").c_str(), kept.c_str());
