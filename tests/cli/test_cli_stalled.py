@@ -119,6 +119,15 @@ def test_data_and_talk_for_one_reader_keep_their_order(pipe: tuple[int, int]) ->
     assert said == (b"d" * PIPE_BYTES + b"t" * PIPE_BYTES) * 3
 
 
+def test_text_is_encoded_as_one(tmp_path: Path) -> None:
+    """Some encodings begin with a mark."""
+    with open(tmp_path / "said", "w", encoding="utf-16") as stdout:
+        data = Unhurried(stdout)
+        data.write("one")
+        data.write(" two")
+    assert (tmp_path / "said").read_text(encoding="utf-16") == "one two"
+
+
 def test_what_nobody_ever_reads_is_not_kept_without_an_end(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

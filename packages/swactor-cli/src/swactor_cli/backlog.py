@@ -6,6 +6,7 @@ shows its first page, on a terminal that is held by Ctrl-S. Knows descriptors, n
 
 from __future__ import annotations
 
+import codecs
 import errno
 import os
 import select
@@ -128,6 +129,8 @@ class Unhurried:
         for a stream without a descriptor."""
         stream.flush()
         self._stream = stream
+        # One for all of it: some encodings begin with a mark.
+        self._encoder = codecs.getincrementalencoder(stream.encoding)(stream.errors or "strict")
         shared = beside is not None and _one_reader(beside.fileno(), stream.fileno())
         self._backlog: Backlog = beside._backlog if beside and shared else Backlog(stream.fileno())
 
@@ -139,7 +142,7 @@ class Unhurried:
         return self._backlog.pending
 
     def write(self, text: str) -> int:
-        self._backlog.write(text.encode(self._stream.encoding, self._stream.errors or "strict"))
+        self._backlog.write(self._encoder.encode(text))
         return len(text)
 
     def flush(self) -> None:
