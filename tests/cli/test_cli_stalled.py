@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+import tty
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from swactor_cli.backlog import Backlog
+from swactor_cli import backlog as backlogs
+from swactor_cli.backlog import Backlog, Unhurried
 
 TINY = Path(__file__).parent.parent / "data" / "tiny" / "llama-gqa.gguf"
 LONGEST = 60.0
@@ -53,6 +57,106 @@ def test_what_is_not_read_holds_nobody_up_and_keeps_its_order(pipe: tuple[int, i
         read += os.read(reader, PIPE_BYTES)
     backlog.drain()
     assert (read, backlog.pending) == (b"".join(lines), False)
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    """Both sides of a terminal: what shows it, and what is written to."""
+    shows, written = os.openpty()
+    tty.setraw(written)
+    yield shows, written
+    os.close(shows)
+    os.close(written)
+
+
+@pytest.mark.parametrize("size", [7, 300, 5000])
+def test_a_terminal_that_shows_nothing_holds_nobody_up(terminal: tuple[int, int], size: int) -> None:
+    """As behind a connection that is gone: it can be written, it says, and takes less than it is given."""
+    shows, written = terminal
+    backlog, said = Backlog(written), []
+
+    def say() -> None:
+        while not backlog.pending:
+            said.append(b"%d " % len(said) * size)
+            backlog.write(said[-1])
+        backlog.write(b"end")
+
+    saying = threading.Thread(target=say, daemon=True)
+    saying.start()
+    saying.join(LONGEST)
+    assert not saying.is_alive()
+    shown = b""
+    while not shown.endswith(b"end"):
+        shown += os.read(shows, PIPE_BYTES)
+    backlog.drain()
+    assert shown == b"".join(said) + b"end"
+
+
+def test_who_ends_at_once_does_not_wait_for_a_terminal(terminal: tuple[int, int]) -> None:
+    """The second Ctrl-C shows the cursor again where it can."""
+    _, written = terminal
+    os.set_blocking(written, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(written, bytes(PIPE_BYTES))
+    os.set_blocking(written, True)
+    code = "from swactor_cli.terminal import show_cursor; show_cursor()"
+    assert subprocess.run([sys.executable, "-c", code], stderr=written, timeout=LONGEST).returncode == 0
+
+
+def test_data_and_talk_for_one_reader_keep_their_order(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    with open(writer, "w", closefd=False) as stdout, open(os.dup(writer), "w") as stderr:
+        data = Unhurried(stdout)
+        talk = Unhurried(stderr, data)
+        for _ in range(3):
+            data.write("d" * PIPE_BYTES)
+            talk.write("t" * PIPE_BYTES)
+        said = b""
+        while len(said) < 6 * PIPE_BYTES:
+            said += os.read(reader, PIPE_BYTES)
+        talk.drain()
+    assert said == (b"d" * PIPE_BYTES + b"t" * PIPE_BYTES) * 3
+
+
+def test_text_is_encoded_as_one(tmp_path: Path) -> None:
+    """Some encodings begin with a mark."""
+    with open(tmp_path / "said", "w", encoding="utf-16") as stdout:
+        data = Unhurried(stdout)
+        data.write("one")
+        data.write(" two")
+    assert (tmp_path / "said").read_text(encoding="utf-16") == "one two"
+
+
+def test_what_nobody_ever_reads_is_not_kept_without_an_end(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node's events, behind a log collector that hangs for days."""
+    monkeypatch.setattr(backlogs, "MOST_UNREAD", 3 * PIPE_BYTES)
+    reader, writer = pipe
+    backlog = Backlog(writer)
+    for _ in range(4):  # the first lies in the pipe
+        backlog.write(bytes(PIPE_BYTES))
+    with pytest.raises(OSError, match="nobody has read") as caught:
+        backlog.write(b"x")
+    assert caught.value.errno == errno.ENOBUFS
+    read = 0
+    while read < 4 * PIPE_BYTES:
+        read += len(os.read(reader, PIPE_BYTES))
+    backlog.drain()
+    backlog.write(b"again")
+    assert os.read(reader, PIPE_BYTES) == b"again"
+
+
+def test_a_pipe_that_another_process_made_not_to_block_is_waited_for(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    os.set_blocking(writer, False)
+    backlog = Backlog(writer)
+    backlog.write(bytes(3 * PIPE_BYTES))
+    read = 0
+    while read < 3 * PIPE_BYTES:
+        read += len(os.read(reader, PIPE_BYTES))
+    backlog.drain()
 
 
 def test_a_reader_that_goes_instead_of_reading_is_an_error_of_the_next_write(pipe: tuple[int, int]) -> None:

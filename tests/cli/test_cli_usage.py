@@ -227,9 +227,17 @@ def test_a_cluster_file_without_an_end_is_refused(call: Any) -> None:
     refused(call("plan", MODEL, "--cluster", "/dev/zero"), "'/dev/zero' has more than 16 MiB")
 
 
-def test_a_start_without_memory_is_no_traceback(spawn: Any, home: Path) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        "MemoryError",
+        "OSError(12, 'Cannot allocate memory', 'json')",
+        "ImportError('c.so: failed to map segment from shared object')",
+    ],
+)
+def test_a_start_without_memory_is_no_traceback(spawn: Any, home: Path, error: str) -> None:
     """Before the command line's own way of saying it is there."""
-    (home / "typer.py").write_text("raise MemoryError")
+    (home / "typer.py").write_text(f"raise {error}")
     said = spawn("version", PYTHONPATH=str(home))
     assert (said.code, said.out) == (1, "")
     assert said.err.splitlines()[0] == "error: there is not enough memory to start"

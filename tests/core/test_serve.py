@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -88,6 +89,25 @@ async def test_it_does_not_when_whoever_started_it_has_let_it_go(nodes: list[Out
     assert await asyncio.wait_for(serving, 10) == REPLACED
     assert len(nodes) == 1
     os.close(reader)
+
+
+async def test_a_second_signal_is_heard_while_something_blocks_the_loop(
+    nodes: list[OutlivedNode], lifeline: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a plug-in; the first is the loop's own."""
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    settings: Any = SimpleNamespace(plugins=None)
+    serving = asyncio.ensure_future(serve(settings, settings, stop_on=[signal.SIGUSR1]))
+    await asyncio.sleep(0)
+    signal.raise_signal(signal.SIGUSR1)
+    assert codes == []
+    signal.raise_signal(signal.SIGUSR1)
+    assert (codes, nodes[0].stopped.is_set()) == ([served.ABRUPT], False)
+    nodes[0].heard.set()
+    await asyncio.wait_for(nodes[0].stopped.wait(), 10)
+    assert await asyncio.wait_for(serving, 10) == REPLACED
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGUSR1)
 
 
 def test_the_last_words_are_those_of_the_node_that_ended_last(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ shows its first page, on a terminal that is held by Ctrl-S. Knows descriptors, n
 
 from __future__ import annotations
 
+import codecs
+import errno
 import os
 import select
 import stat
@@ -13,17 +15,24 @@ import threading
 from collections import deque
 from typing import Any, TextIO
 
+from swactor_cli.terminal import unwaiting
+
+MOST_UNREAD = 64 << 20
+"""Bytes that are kept for a reader that pauses: of a run everything, of a node the events of thousands."""
+
 
 class Backlog:
     """In front of one descriptor, for one thread that writes. Bytes keep their order; an error of a write is
-    raised by the next one, and by `drain`."""
+    raised by the next one, and by `drain`. What comes when MOST_UNREAD bytes wait is an error and is lost."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._file = stat.S_ISREG(os.fstat(descriptor).st_mode)
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLOUT)
+        self._terminal = unwaiting(descriptor)
         self._waiting: deque[bytes] = deque()
+        self._unread = 0
         self._changed = threading.Condition()
         self._running = False
         self._error: OSError | None = None
@@ -37,8 +46,15 @@ class Backlog:
         """Raises OSError."""
         with self._changed:
             self._raise()
-            if (self._running or not self._takes(len(data))) and self._hand_over():
+            if not self._running:
+                data = self._at_once(data)
+            if not data:
+                return
+            if self._unread and self._unread + len(data) > MOST_UNREAD:
+                raise OSError(errno.ENOBUFS, f"nobody has read the last {MOST_UNREAD >> 20} MiB of it")
+            if self._hand_over():
                 self._waiting.append(data)
+                self._unread += len(data)
                 return
         self._write(data)
 
@@ -52,9 +68,18 @@ class Backlog:
         if self._error is not None:
             raise self._error
 
-    def _takes(self, count: int) -> bool:
-        """Without waiting: a file always, what else can be written up to this many bytes (pipe(7))."""
-        return self._file or (count <= select.PIPE_BUF and bool(self._poll.poll(0)))
+    def _at_once(self, data: bytes) -> bytes:
+        """What is left of it when as much is written as is taken without waiting: of a file nothing, nor of
+        up to PIPE_BUF bytes for a pipe that can be written (pipe(7)), which tells nothing of a terminal."""
+        if self._terminal is not None:
+            try:
+                return data[os.write(self._terminal, data) :]
+            except BlockingIOError:
+                return data
+        if self._file or (len(data) <= select.PIPE_BUF and self._poll.poll(0)):
+            self._write(data)
+            return b""
+        return data
 
     def _hand_over(self) -> bool:
         """Whether there is a thread to write, which there is not where this user may have no more of them."""
@@ -78,22 +103,36 @@ class Backlog:
                     self._changed.notify_all()
                     return
                 data = self._waiting.popleft()
-            try:
-                self._write(data)
-            except OSError as error:
-                with self._changed:
-                    self._error = error
+            error = self._wait_and_write(data)
+            with self._changed:
+                self._unread -= len(data)
+                if error is not None:
+                    self._error, self._unread = error, 0
                     self._waiting.clear()
+
+    def _wait_and_write(self, data: bytes) -> OSError | None:
+        while data:
+            try:
+                data = data[os.write(self._descriptor, data) :]
+            except BlockingIOError:  # another process that has it too has made it so
+                self._poll.poll()
+            except OSError as error:
+                return error
+        return None
 
 
 class Unhurried:
     """A text stream whose text goes through a Backlog."""
 
-    def __init__(self, stream: TextIO) -> None:
-        """Raises OSError for a stream without a descriptor."""
+    def __init__(self, stream: TextIO, beside: Unhurried | None = None) -> None:
+        """`beside` is another, whose order is kept with where both go to one pipe or terminal. Raises OSError
+        for a stream without a descriptor."""
         stream.flush()
         self._stream = stream
-        self._backlog = Backlog(stream.fileno())
+        # One for all of it: some encodings begin with a mark.
+        self._encoder = codecs.getincrementalencoder(stream.encoding)(stream.errors or "strict")
+        shared = beside is not None and _one_reader(beside.fileno(), stream.fileno())
+        self._backlog: Backlog = beside._backlog if beside and shared else Backlog(stream.fileno())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -103,7 +142,7 @@ class Unhurried:
         return self._backlog.pending
 
     def write(self, text: str) -> int:
-        self._backlog.write(text.encode(self._stream.encoding, self._stream.errors or "strict"))
+        self._backlog.write(self._encoder.encode(text))
         return len(text)
 
     def flush(self) -> None:
@@ -111,3 +150,8 @@ class Unhurried:
 
     def drain(self, seconds: float | None = None) -> None:
         self._backlog.drain(seconds)
+
+
+def _one_reader(first: int, second: int) -> bool:
+    """Two descriptors of one file may have a place in it each."""
+    return os.path.sameopenfile(first, second) and not stat.S_ISREG(os.fstat(first).st_mode)

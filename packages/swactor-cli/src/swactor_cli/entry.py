@@ -21,6 +21,7 @@ from _signal import (  # type: ignore[import-not-found]  # what `signal` puts en
 
 INTERRUPTED = 130
 _STOP_SIGNALS = (SIGINT, SIGTERM, SIGHUP)
+_OF_MEMORY = ("annot allocate memory", "failed to map segment")  # of the kernel, of the dynamic linker
 _IMPORTER = "<frozen importlib._bootstrap>"
 _unwinds = False
 
@@ -67,7 +68,10 @@ def main() -> None:
     gc.set_threshold(50_000)
     try:
         from swactor_cli.app import main as command
-    except (MemoryError, SystemError):  # C code has not always said which; the usual way to say it is not in
+    except (MemoryError, SystemError, OSError, ImportError) as error:  # the usual way to say it is not in
+        lacks = isinstance(error, (MemoryError, SystemError))  # C code has not always said which
+        if not lacks and not any(word in str(error) for word in _OF_MEMORY):
+            raise
         os.write(2, b"error: there is not enough memory to start\nhint: raise `ulimit -v` and `ulimit -d`\n")
         os._exit(1)
 

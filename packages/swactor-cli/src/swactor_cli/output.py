@@ -49,10 +49,13 @@ class StandardOutput:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def wait_for_nobody(self) -> None:
+    def wait_for_nobody(self) -> Unhurried | None:
         """From here on a reader that pauses holds nobody up; `drain` waits for it."""
         with contextlib.suppress(OSError, ValueError):  # it has no descriptor
-            self._stream = cast(TextIO, Unhurried(self._stream))
+            unhurried = Unhurried(self._stream)
+            self._stream = cast(TextIO, unhurried)
+            return unhurried
+        return None
 
     @property
     def pending(self) -> bool:
@@ -86,10 +89,9 @@ class StandardOutput:
 
 def wait_for_nobody() -> None:
     """For a command that runs an event loop: neither a reader of stdout nor one of stderr holds it up."""
-    if isinstance(sys.stdout, StandardOutput):
-        sys.stdout.wait_for_nobody()
+    data = sys.stdout.wait_for_nobody() if isinstance(sys.stdout, StandardOutput) else None
     with contextlib.suppress(OSError, ValueError):
-        talk, sys.stderr = sys.stderr, cast(TextIO, Unhurried(sys.stderr))
+        talk, sys.stderr = sys.stderr, cast(TextIO, Unhurried(sys.stderr, data))
         for handler in logging.getLogger().handlers:
             if isinstance(handler, logging.StreamHandler) and handler.stream is talk:
                 handler.setStream(sys.stderr)

@@ -37,9 +37,22 @@ def show_cursor() -> None:
     """Undoes what live bars do to a terminal, in an end that has no time for more."""
     try:
         if os.isatty(2):
-            os.write(2, SHOW_CURSOR)
-    except OSError:
+            terminal = unwaiting(2)
+            os.write(2 if terminal is None else terminal, SHOW_CURSOR)
+    except OSError:  # it is gone, or takes nothing
         pass
+
+
+def unwaiting(descriptor: int) -> int | None:
+    """Another descriptor of the same terminal, on which a write that would wait raises BlockingIOError: one
+    that nobody reads may say that it can be written and take less. None for what is no terminal, or may not
+    be opened, as after `su`."""
+    if not os.isatty(descriptor):
+        return None
+    try:
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return None
 
 
 class HarmlessFormatter(logging.Formatter):

@@ -35,8 +35,9 @@ async def serve(
     """Runs one node until it ends by itself or is told to stop; returns the fault that ended it, or None.
 
     The first of the signals `stop_on`, or the end of the descriptor `lifeline`, is an ordered stop, within
-    the node's bounds; a second signal ends the process at once, and its worker with it. Raises PluginError,
-    ConfigError or UsageError for settings that no node process can be built from.
+    the node's bounds; a second signal ends the process at once, and its worker with it, also where a plug-in
+    blocks the loop. Raises PluginError, ConfigError or UsageError for settings that no node process can be
+    built from.
 
     A clock that was set back makes this start seem older than the one before, and the others refuse it. Once
     they say that the one before has ended, the node begins anew with an epoch above that one's.
@@ -48,12 +49,11 @@ async def serve(
     signals = 0
     let_go = False
 
-    def interrupted() -> None:
+    def came(*_: object) -> None:
         nonlocal signals
         signals += 1
         if signals > 1:
             os._exit(ABRUPT)
-        node.stop()
 
     def lifeline_moved(descriptor: int) -> None:
         nonlocal let_go
@@ -65,7 +65,8 @@ async def serve(
     for number in stop_on:
         if signal.getsignal(number) is signal.SIG_IGN:  # nohup and shells in the background mean it
             continue
-        loop.add_signal_handler(number, interrupted)
+        loop.add_signal_handler(number, lambda: node.stop())  # which makes each of them wake the loop
+        signal.signal(number, came)
     if lifeline is not None:
         loop.add_reader(lifeline, lifeline_moved, lifeline)
     try:
