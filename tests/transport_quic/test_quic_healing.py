@@ -211,3 +211,17 @@ async def test_a_transport_that_closes_ends_who_waits_for_an_acknowledgement(mak
     await left.transport.close()
     with pytest.raises(EdgeClosed, match="closed"):
         await opening
+
+
+async def test_the_end_of_every_connection_of_a_large_cluster_is_told(make_node):
+    """Each connection has eight ids, and a node that was cut off ends all of its connections at once."""
+    node, told = await make_node("node"), []
+    endpoint = node.transport._endpoint
+    endpoint.send = lambda datagram, address: told.append(datagram)
+    for number in range(256):
+        for index in range(8):
+            endpoint.add_id(bytes([number] * 7 + [index]), number)
+        endpoint.forget(number, b"end of %d" % number)
+    for number in range(256):
+        assert endpoint._route(b"\x40" + bytes([number] * 7 + [0]) + bytes(20), ("127.0.0.1", 1), 0.0) is None
+    assert told == [b"end of %d" % number for number in range(256)]
