@@ -180,6 +180,23 @@ class TestSettingAPeerEndsItsConnections(Wrong):
             self._inner.set_peer(peer)
 
 
+@caught_by("test_what_the_peer_has_not_got_is_opened_anew", "EdgeBroken|in vain for")
+class TestConnectionsThatThePeerHasEndedAreUsed(Wrong):
+    removed: ClassVar[set[Any]] = set()
+
+    class around(AroundTransport):
+        def remove_peer(self, node_id: Any) -> None:
+            TestConnectionsThatThePeerHasEndedAreUsed.removed.add(node_id)
+            self._inner.remove_peer(node_id)
+
+        async def open_edge(self, peer: Any, edge_id: Any, *, deadline: float) -> Any:
+            edge = await super().open_edge(peer, edge_id, deadline=deadline)
+            if self._inner.node_id in TestConnectionsThatThePeerHasEndedAreUsed.removed:
+                for end in self._inner._ends_of(peer):
+                    end.link.end("the peer closed the connection")
+            return edge
+
+
 # --- numbers ---
 
 

@@ -34,6 +34,8 @@ Idle timeout kills what is stalled: test_hours_of_stall_end_neither_the_edge_nor
     test_an_idle_connection_outlives_its_idle_timeout
 A restarted peer is invisible: test_a_process_restarted_in_place_is_reached_again,
     test_a_new_life_that_dials_replaces_the_old_one, test_a_peer_that_dials_again_replaces_its_dead_connection
+A connection is over and looks usable: test_an_edge_opened_after_an_unheard_end_arrives_once,
+    test_a_channel_opened_after_an_unheard_end_arrives_once, test_what_was_acknowledged_is_not_sent_again
 Addresses change, or differ in form: test_a_dialler_whose_address_changes_keeps_its_edges,
     test_an_edge_under_load_outlives_it, test_an_idle_control_connection_outlives_it,
     test_an_ipv6_wildcard_serves_ipv4_diallers_and_dials_them, test_bulk_survives_loss_over_ipv6

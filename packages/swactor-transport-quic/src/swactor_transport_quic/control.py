@@ -72,6 +72,12 @@ class QuicControlChannel:
             return True
         return self._send.delivered if self._finished else not self._send.unacknowledged
 
+    @property
+    def reached(self) -> bool:
+        """Whether the peer has it: it has acknowledged all that was sent so far, or has said something."""
+        heard = self._received_total or self._peer_closed or self._peer_stopped
+        return bool(heard) or not self._send.unacknowledged
+
     # Sending
 
     async def send(self, frame: bytes) -> None:
@@ -153,6 +159,11 @@ class QuicControlChannel:
                 left = deadline - asyncio.get_running_loop().time()
                 if left <= 0 or not await self._room_made.wait(left):
                     break
+        self._shut()
+
+    def withdraw(self) -> None:
+        """Nobody wants it, and nothing was sent on it."""
+        self._closing = True
         self._shut()
 
     def _shut(self) -> None:

@@ -38,6 +38,7 @@ class QuicSendEdge:
         self._finished = False
         self._broken = ""
         self._closed = False
+        self._stopped = False
         self._room_made = Signal()
         link.handlers[half.stream_id] = self
 
@@ -50,6 +51,11 @@ class QuicSendEdge:
     def settled(self) -> bool:
         """Whether nothing of a finished stream still waits for its acknowledgement."""
         return not self._finished or bool(self._broken) or self._half.delivered
+
+    @property
+    def reached(self) -> bool:
+        """Whether the peer has it: it has acknowledged all that was written so far, or wants no more."""
+        return self._stopped or not self._half.unacknowledged
 
     def room(self) -> int:
         unacknowledged = self._half.unacknowledged
@@ -106,6 +112,9 @@ class QuicSendEdge:
         self._link.flush()
 
     async def abort(self) -> None:
+        self.withdraw()
+
+    def withdraw(self) -> None:
         if self._closed or self._broken or (self._finished and self._half.delivered):
             self._closed = True
             return
@@ -122,6 +131,7 @@ class QuicSendEdge:
         raise AssertionError("a sending uni-stream is not reset by its reader")
 
     def stopped(self) -> None:
+        self._stopped = True
         self._link.drop(self._half.stream_id)
         self.broken("the reader stopped it")
 

@@ -33,7 +33,9 @@ _OF_AN_EARLIER_ONE = (errno.ECONNREFUSED, errno.EMSGSIZE)
 _NO_SEGMENTATION = (errno.EIO, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOPROTOOPT)
 """How a kernel or device says that it does not split runs (udp_send_skb in net/ipv4/udp.c): believed when the
 same datagrams go out one by one, since a run of datagrams too big for their way is EINVAL as well."""
-_FAREWELLS_KEPT = 128
+_FAREWELLS_KEPT = 4096
+"""Connection ids whose end is still told, up to eight of each connection: a node that was cut off has ended
+those to all the others at once."""
 _FAREWELL_REPLIES = 3
 
 

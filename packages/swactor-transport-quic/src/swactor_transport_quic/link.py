@@ -274,7 +274,10 @@ class Link:
     # What streams ask for
 
     def preamble_done(self, stream_id: int) -> None:
+        """Its first bytes have arrived: whoever opened it waits to hear that, and writes nothing before."""
         self._preambles.pop(stream_id, None)
+        self.quic.acknowledge_now(self._loop.time())
+        self.flush_soon()
 
     def drop(self, stream_id: int) -> None:
         """The stream has no owner any more."""

@@ -11,27 +11,31 @@ import contextlib
 import logging
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from swactor_core.errors import EdgeClosed, TransportError
 from swactor_core.ids import EdgeId, NodeId, node_hex
 from swactor_core.spi.transport import ControlChannel, Peer, RecvEdge, SendEdge, TransportContext
-from swactor_core.wire import encode_preamble
 
 from swactor_transport_quic.admission import Admitted
 from swactor_transport_quic.compat import Connection
 from swactor_transport_quic.connections import ConnectionMaker
-from swactor_transport_quic.control import CHANNEL_HELLO, ChannelArrival, QuicControlChannel
+from swactor_transport_quic.control import ChannelArrival, QuicControlChannel
 from swactor_transport_quic.edges import EdgeArrival, QuicRecvEdge, QuicSendEdge
 from swactor_transport_quic.endpoint import Endpoint, is_unspecified
 from swactor_transport_quic.identity import Claim, public_key
 from swactor_transport_quic.link import Alpn, CloseCode, Link, LinkState, StreamHandler
+from swactor_transport_quic.opening import open_channel, open_edge, reached, stream_slot
 from swactor_transport_quic.peers import LinkKey, PeerTable
 from swactor_transport_quic.settings import parse_settings
 from swactor_transport_quic.udp import Address
 from swactor_transport_quic.waiting import Signal
 
 logger = logging.getLogger(__name__)
+
+StreamT = TypeVar("StreamT", QuicSendEdge, QuicControlChannel)
 
 
 @dataclass(slots=True)
@@ -147,11 +151,11 @@ class QuicTransport:
             expected=expected,
         )
 
-    async def _link_to(self, node_id: NodeId, alpn: Alpn, deadline: float) -> Link:
-        """A ready link; dials with growing pauses until `deadline`, seconds from now."""
+    async def _link_to(self, key: LinkKey, until: float, *, deadline: float) -> Link:
+        """A ready link; dials with growing pauses `until` a time of the loop. `deadline`, seconds, is what to
+        name when that has come."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + deadline
-        key = (node_id, alpn)
+        node_id, alpn = key
         while True:
             self._check_open()
             link = self._peers.usable(key)
@@ -275,63 +279,44 @@ class QuicTransport:
         return channel
 
     async def connect(self, peer: NodeId, *, deadline: float) -> None:
-        await self._link_to(peer, Alpn.EDGE, deadline)
+        until = asyncio.get_running_loop().time() + deadline
+        await self._link_to((peer, Alpn.EDGE), until, deadline=deadline)
 
     async def open_edge(self, peer: NodeId, edge_id: EdgeId, *, deadline: float) -> SendEdge:
-        loop = asyncio.get_running_loop()
-        until = loop.time() + deadline
-        while True:
-            link = await self._link_to(peer, Alpn.EDGE, until - loop.time())
-            if not self._may_open(link, peer, edge_id):
-                why = "has not acknowledged the end of the former one"
-                await self._stream_slot(link, until - loop.time(), f"edge {edge_id}", why)
-                continue
-            half = link.quic.open_stream(encode_preamble(edge_id), is_unidirectional=True)
-            if half is not None:
-                edge = QuicSendEdge(link, half, edge_id)
-                link.flush()
-                return edge
-            await self._stream_slot(link, until - loop.time(), f"edge {edge_id}")
-
-    @staticmethod
-    def _may_open(link: Link, peer: NodeId, edge_id: EdgeId) -> bool:
-        """False while the end of a former edge of this id is under way: datagrams overtake each other, and a
-        new stream that arrived first would be refused. Raises TransportError for an edge that is open."""
-        for handler in link.handlers.values():
-            if isinstance(handler, QuicSendEdge) and handler.edge_id == edge_id:
-                if not handler.ended:
-                    raise TransportError(
-                        f"edge {edge_id} to peer {node_hex(peer)} is already open",
-                        hint="finish or abort it first, or take another id",
-                    )
-                return False
-        return True
+        return await self._open(
+            (peer, Alpn.EDGE),
+            f"edge {edge_id}",
+            lambda link: open_edge(link, peer, edge_id),
+            deadline=deadline,
+        )
 
     async def open_control(self, peer: NodeId, *, deadline: float) -> ControlChannel:
+        return await self._open((peer, Alpn.CONTROL), "a control channel", open_channel, deadline=deadline)
+
+    async def _open(
+        self, key: LinkKey, what: str, attempt: Callable[[Link], StreamT | str], *, deadline: float
+    ) -> StreamT:
+        """A stream that the peer has, on whatever link that takes."""
         loop = asyncio.get_running_loop()
         until = loop.time() + deadline
         while True:
-            link = await self._link_to(peer, Alpn.CONTROL, until - loop.time())
-            half = link.quic.open_stream(CHANNEL_HELLO, is_unidirectional=False)
-            if half is not None:
-                receive = link.quic.receive_half(half.stream_id)
-                assert receive is not None
-                channel = QuicControlChannel(link, half, receive, opener=True)
-                link.flush()
-                return channel
-            await self._stream_slot(link, until - loop.time(), "a control channel")
+            link = await self._link_to(key, until, deadline=deadline)
+            stream = attempt(link)
+            if isinstance(stream, str):
+                await stream_slot(link, until - loop.time(), what, stream)
+            elif await reached(link, stream, until, what, deadline=deadline):
+                return stream
+            else:
+                logger.info("%r ended before it had %s: %s", link, what, link.reason)
+                self._pause_dialling(key, link.reason)
 
-    @staticmethod
-    async def _stream_slot(
-        link: Link, left: float, what: str, why: str = "allows no more streams on this connection"
-    ) -> None:
-        """Waits until something happened on the link that may let one more stream open."""
-        assert link.peer is not None
-        if left <= 0 or not await link.activity.wait(left):
-            raise TransportError(
-                f"peer {node_hex(link.peer)} {why}, {what} stays shut",
-                hint="close finished edges, or raise max_edges or max_channels of that peer",
-            )
+    def _pause_dialling(self, key: LinkKey, reason: str) -> None:
+        """Whoever takes each connection and ends it at once is dialled no faster than one who takes none."""
+        if self._peers.get(key[0]) is None:
+            return
+        state = self._dialling.setdefault(key, _Dialling())
+        if state.link is None and asyncio.get_running_loop().time() >= state.not_before:
+            self._dial_failed(state, reason)
 
     async def accept_edge(self) -> tuple[NodeId, EdgeId, RecvEdge]:
         self._check_open()

@@ -151,10 +151,11 @@ class Transport(Protocol):
 
     async def open_edge(self, peer: NodeId, edge_id: EdgeId, *, deadline: float) -> SendEdge:
         """One persistent uni-stream whose preamble is `edge_id`, on the cached connection to `peer`.
-        Returns when the stream is open; `deadline` in seconds. Raises TransportError naming the peer, and
-        naming `edge_id` too where an edge of that id is open to that peer: until its `finish`, its `abort` or
-        its break an id is taken. The open edge is not disturbed and the peer hears of no second stream.
-        Other peers, and edges from the peer, have ids of their own."""
+        Returns when the peer has the stream, on a new connection where it had ended the cached one unheard;
+        `deadline` in seconds. Raises TransportError naming the peer, and naming `edge_id` too where an edge
+        of that id is open to that peer: until its `finish`, its `abort` or its break an id is taken. The open
+        edge is not disturbed and the peer hears of no second stream. Other peers, and edges from the peer,
+        have ids of their own."""
 
     async def accept_edge(self) -> tuple[NodeId, EdgeId, RecvEdge]:
         """The next stream that arrived with a whole preamble, with its authenticated sender. One whose id is
@@ -163,7 +164,8 @@ class Transport(Protocol):
         as long as it lives."""
 
     async def open_control(self, peer: NodeId, *, deadline: float) -> ControlChannel:
-        """A new channel to `peer`, within `deadline` seconds. Raises TransportError naming the peer."""
+        """A new channel to `peer`, within `deadline` seconds. The peer has it when this returns, as it has
+        an edge. Raises TransportError naming the peer."""
 
     async def accept_control(self) -> ControlChannel:
         """The next channel that a peer has opened. Raises as `accept_edge` does."""

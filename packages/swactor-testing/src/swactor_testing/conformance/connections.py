@@ -77,6 +77,17 @@ class ConnectionContract(ControlContract):
                 await neighbour.exchange()
         assert pair.left.lost == pair.right.lost == []
 
+    async def test_what_the_peer_has_not_got_is_opened_anew(self, pair: Pair) -> None:
+        """`open_edge`, `open_control`: the peer has ended its connections and nobody here has heard of that.
+        Nothing of what is opened then has reached it, so it is opened on a connection that the peer has."""
+        for _ in range(ROUNDS):
+            await self._edges_life(pair)
+            await self._channels_life(pair)
+            pair.right.transport.remove_peer(pair.left.node_id)
+            pair.right.transport.set_peer(pair.left.peer())
+            await asyncio.gather(self._edges_life(pair), self._channels_life(pair))
+        assert pair.left.lost == pair.right.lost == []
+
     async def test_ids_epochs_and_grants_have_all_their_bits(self, rig: TransportRig) -> None:
         """`EdgeId` has 64 bits, an epoch is nanoseconds since 1970, a grant counts every byte of a run."""
         left, right = await rig.start("left", epoch=EPOCH), await rig.start("right", epoch=EPOCH + 1)
