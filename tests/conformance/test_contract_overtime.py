@@ -47,7 +47,7 @@ def test_what_ignores_its_cancellation_is_named_and_ended_in_the_loops_own_end_t
 def test_a_loop_that_turns_is_left_alone_and_so_is_a_foreign_alarm() -> None:
     async def turns() -> None:
         for _ in range(20):
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)  # a turn
 
     with ends_within(60, blocked=3):
         asyncio.run(turns())

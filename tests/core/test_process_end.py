@@ -89,6 +89,13 @@ class Hearing:
         self.told.append(message)
 
 
+def worker_for(hearing: Hearing) -> WorkerProcess:
+    return WorkerProcess(
+        hearing,  # type: ignore[arg-type]  # all that is asked of a system
+        worker="nobody", arena_name="memfd", blocked=(), arena=lambda: (-1, 0),
+    )  # fmt: skip
+
+
 async def test_a_worker_whose_end_nobody_reaped_in_time_has_ended_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -102,10 +109,7 @@ async def test_a_worker_whose_end_nobody_reaped_in_time_has_ended_all_the_same(
 
     monkeypatch.setattr(worker_process, "exited", unheard)
     hearing = Hearing()
-    worker = WorkerProcess(
-        hearing,  # type: ignore[arg-type]  # all that is asked of a system
-        worker="nobody", arena_name="memfd", blocked=(), arena=lambda: (-1, 0),
-    )  # fmt: skip
+    worker = worker_for(hearing)
     worker.perform(SpawnWorker(WorkerGeneration(3)))
     await asyncio.wait_for(hearing.tasks[0], 30)
     assert [message.kind for message in hearing.told] == [
@@ -125,10 +129,7 @@ async def test_a_worker_that_lacks_files_to_start_with_is_told_with_the_remedy(
 
     monkeypatch.setattr(worker_process, lacking, lacks)
     hearing = Hearing()
-    worker = WorkerProcess(
-        hearing,  # type: ignore[arg-type]  # all that is asked of a system
-        worker="nobody", arena_name="memfd", blocked=(), arena=lambda: (-1, 0),
-    )  # fmt: skip
+    worker = worker_for(hearing)
     worker.perform(SpawnWorker(WorkerGeneration(1)))
     await hearing.tasks[0]
     (told,) = hearing.told
